@@ -170,6 +170,16 @@ def test_a_damaged_savepoint_keeps_what_was_written_up_to_it(storage: str) -> No
     assert kept.run(blocks.expire(newest)) == ((2,), tuple(own))
 
 
+def test_a_storage_that_was_left_and_is_taken_by_another_name() -> None:
+    """What the pipeline has left there shows the blocks of today, which are no orphans; what is one goes, under either
+    name."""
+    lies = [block(NEW, 3), block(NEW, 8)]
+    kept = Kept({OLD: lies, TOPIC: [], NEW: lies}, {2: [], 3: [block(NEW, 3)]})
+    history = kept_in(OLD, TOPIC, NEW)
+    history.forget(history.keys_of(1))
+    assert set(kept.run(known(NEW).recover(history, 4))[1]) == {block(OLD, 8), block(NEW, 8)}
+
+
 def test_what_is_late_is_looked_for_behind_the_first_checkpoint_of_an_attempt() -> None:
     """Not before: a savepoint that is deleted while the workers restore their state uses up no look."""
     kept = Kept({OLD: [], NEW: [block(NEW, 2)]}, {1: [], 2: [block(NEW, 2)]})

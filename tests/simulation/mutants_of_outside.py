@@ -55,7 +55,7 @@ def _never() -> Iterable[Any]:
 
 @mutant("files are told apart by partition and offset", LEFT, luck="outside")
 def _alike() -> Iterable[Any]:
-    yield patch.object(retention, "_place", lambda ref: (ref.partition, ref.offset))
+    yield patch.object(retention, "_key", lambda ref: (ref.partition, ref.offset))
 
 
 @mutant("nothing is held for a checkpoint that cannot be looked at", REMOVED, luck="references not known")
