@@ -11,8 +11,9 @@ finalized; an incarnation looks from there, and while the newest manifest is not
 before it notes, for what older incarnations knew of orphans ended with them; the transaction that finalizes a
 checkpoint drops all orphans that are known by then. Where checkpoints were moved to another storage, those that the
 pipeline has left are looked at as well, as long as a manifest or an incarnation that is remembered names them; one that
-cannot be looked at is let be for the rest of this life, for what manifests need of it is unknown then. Whatever asks is
-a procedure (see `requests`).
+cannot be looked at is let be for the rest of this life, for what manifests need of it is unknown then: it is asked
+nothing more, and nothing of it is dropped, though it comes back between two questions. Whatever asks is a procedure
+(see `requests`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import FindReferences, Procedure, ScanBlocks
-from exactlyonce.checkpoint.retention import Ledger, by_storage
+from exactlyonce.checkpoint.retention import Ledger, all_that_may_be_of
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.names import checkpoint_topic
@@ -68,7 +69,8 @@ class KnownBlocks:
     def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
         """What the retained manifests stand on stays, all other blocks that an incarnation may have left are orphans.
 
-        A damaged older checkpoint keeps every block that there is until it expires, for what it needs is unknown. The
+        What a damaged older checkpoint needs is unknown: until it expires, which a savepoint never does, it keeps all
+        that was written for it or for one before it, and nothing of what came later. The
         newest one is what the pipeline goes on from: if that is damaged, `Halt`. Where it is the decision itself that
         is damaged, it is tombstoned as it expires. What zombies send yet is looked for as in `begin_attempt`, also
         after a clean end: those of incarnations before that one may live on.
@@ -80,17 +82,19 @@ class KnownBlocks:
         if unknown := history.damaged_checkpoints():
             everything = yield from self._everything(beginning)
             for checkpoint in unknown:
-                self.ledger.completed(checkpoint, by_storage(everything))
+                self.ledger.completed(checkpoint, all_that_may_be_of(checkpoint, everything), known=False)
         for manifest in history.retained:
-            found = yield FindReferences(manifest, needed=manifest is newest)
+            found = yield from self._references(manifest, needed=manifest is newest)
+            known = not isinstance(found, str)
             if isinstance(found, str):
                 if manifest is newest:
                     raise beyond_repair(newest, found)
                 self.unrestorable[manifest.checkpoint] = found
-                blocks = by_storage((yield from self._scanned(beginning, manifest.storage)))
+                there = yield from self._scanned(beginning, manifest.storage)
+                blocks = all_that_may_be_of(manifest.checkpoint, there)
             else:
                 blocks = {manifest.storage: list(found)}
-            self.ledger.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint)
+            self.ledger.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint, known=known)
         yield from self._begin(newest, first_places(history), (incarnation, 0), late=True)
         return self.ledger.expire()
 
@@ -109,6 +113,13 @@ class KnownBlocks:
         self._seen_to = self._begun_at
         self._attempt, self._behind, self._look_again, self._own_too = attempt, newest.checkpoint, late, False
 
+    def _references(self, manifest: Manifest, *, needed: bool) -> Procedure[frozenset[BlockRef] | str]:
+        """Every block that *manifest* stands on, or why that is not known; see `FindReferences`."""
+        if not needed and manifest.storage in self.unreachable:
+            return self.unreachable[manifest.storage]
+        found: frozenset[BlockRef] | str = yield FindReferences(manifest, needed=needed)
+        return found
+
     def _everything(self, start: Offsets) -> Procedure[list[StoredBlock]]:
         """All that lies in any storage; in the topic, behind *start*."""
         found: list[StoredBlock] = []
@@ -122,6 +133,7 @@ class KnownBlocks:
         scanned = yield ScanBlocks(start, storage)
         if isinstance(scanned, str):
             self.unreachable[storage] = scanned
+            self.ledger.let_be(storage)
             return []
         if storage == TOPIC:
             self._begun_at = scanned.end_offsets
@@ -195,6 +207,14 @@ def first_places(history: History) -> Offsets:
 
 def _stored(storage: str, refs: Iterable[BlockRef]) -> list[StoredBlock]:
     return [StoredBlock(storage, ref) for ref in refs]
+
+
+def when_given_up(pipeline: str, savepoint: int) -> str:
+    """What ends that a damaged *savepoint* keeps all that may be of it."""
+    return (
+        f"A savepoint never expires, and keeps what was written up to it: restore what is damaged from a backup; or, "
+        f"once you have given it up, `exactlyonce savepoints delete {pipeline} {savepoint}`."
+    )
 
 
 def beyond_repair(manifest: Manifest, why: str) -> Halt:

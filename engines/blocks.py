@@ -82,8 +82,8 @@ class Storages:
 
 def require_own_place(storages: Storages, history: History, storage: str) -> None:
     """ConfigError where *storage*, into which checkpoints are about to move, is a place that they are kept in already,
-    by another name: a link, a second mount, another name of a server. What is needed by one name would be an orphan by
-    the other."""
+    by another name: a link, a second mount, another name of a server. Nothing of it would be dropped that is needed by
+    either name; but a copy of the place passes for it as well, and who moves somewhere else means another place."""
     if storage == TOPIC or storage == history.storage:
         return
     left = {ref.key: each.storage for each in history.retained if each.storage != storage for ref in named_by(each)}
@@ -92,8 +92,9 @@ def require_own_place(storages: Storages, history: History, storage: str) -> Non
         raise ConfigError(
             f"{storage} has block {found}, which a checkpoint in {described(left[found])} stands on: it is the same "
             f"place by another name, or a copy of it. Nothing was changed.\n"
-            f"  Keep the old name: --checkpoint-storage {setting_of(left[found])}; or move to an empty place, the "
-            f"topic or another folder, and from there to this one."
+            f"  Keep the old name: --checkpoint-storage {setting_of(left[found])}; or move to another place, the topic "
+            f"or an empty folder, and from there to this one, once no checkpoint is kept by the old name any more: "
+            f"delete the savepoints that are (`exactlyonce savepoints list {history.pipeline}`)."
         )
 
 

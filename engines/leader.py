@@ -22,7 +22,7 @@ from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS, DecisionLog
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader, Verdict
 from exactlyonce.checkpoint.led import Led
-from exactlyonce.checkpoint.orphans import KnownBlocks
+from exactlyonce.checkpoint.orphans import KnownBlocks, when_given_up
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
@@ -111,8 +111,13 @@ class PipelineLeader:
         self._log_requests.freeze(self.leader.log.topic)
         manifest = self._drive(self.leader.recover())
         self._finished()
+        savepoints = self.leader.log.history.savepoints
         for checkpoint, why in self._known_blocks.unrestorable.items():
-            self._note(f"checkpoint {checkpoint} is damaged and can be restored from no more: {why}")
+            if checkpoint not in savepoints:
+                self._note(f"checkpoint {checkpoint} is damaged and can be restored from no more: {why}")
+            elif savepoints[checkpoint].storage not in self._known_blocks.unreachable:
+                ends = when_given_up(manifest.pipeline, checkpoint)
+                self._note(f"savepoint {checkpoint} is damaged and can be restored from no more: {why} {ends}")
         for place in self._known_blocks.unreadable:
             self._note(f"damaged: {place}; blocks that lie there cannot be removed")
         for storage, why in self._known_blocks.unreachable.items():

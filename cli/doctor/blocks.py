@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
+from exactlyonce.checkpoint.orphans import when_given_up
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
@@ -76,12 +77,14 @@ def _tell(subject: Subject, history: History, checkpoints: list[int], why: str, 
     numbers = ", ".join(map(str, checkpoints))
     storage = history.manifests[checkpoints[-1]].storage
     what, disks = (storage, "its disks") if storage else ("the topic", "the disks of the brokers")
+    forever = [each for each in checkpoints if each in history.savepoints]
+    ends = " ".join(when_given_up(subject.name, each) for each in forever) or "it goes when the checkpoint expires"
     findings.add(
         "blocks", f"Damaged in {storage or subject.checkpoint_topic}: {why}",
         whose=f"checkpoint {numbers}, the newest among them: no run can go on from it" if newest
         else f"checkpoint {numbers}: nothing can be restored from it, and a run does without",
         do=f"restore {what} from a replica or a backup, or `exactlyonce reset {subject.name}`; look at {disks}"
-        if newest else f"look at {disks}; it goes when the checkpoint expires",
+        if newest else f"look at {disks}; {ends[0].lower()}{ends[1:]}",
     )  # fmt: skip
 
 

@@ -10,14 +10,14 @@ import pytest
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Incarnation, Manifest, StoredBlock
+from exactlyonce.checkpoint.records.manifest import SAVEPOINT, BlockRef, Finalized, Incarnation, Manifest, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import FindReferences, Procedure, ScanBlocks
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.store.storage import Scanned
 
 OLD, NEW = "s3://old", "s3://new"
-AWAY = "it is away"
+AWAY, GONE = "it is away", "a block is gone"
 
 
 def block(storage: str, number: int) -> StoredBlock:
@@ -25,16 +25,17 @@ def block(storage: str, number: int) -> StoredBlock:
     return StoredBlock(storage, BlockRef(1, 0, str(BlockKey(1, number, "totals", 0, 1, 0, "aa")), 1, b""))
 
 
-def moved(*, present: str = NEW) -> History:
-    """Checkpoint 1 was kept in the old storage, checkpoint 2 is kept in *present*; incarnation 2 began in both."""
+def kept_in(*storages: str, savepoints: tuple[int, ...] = ()) -> History:
+    """Checkpoints 1, 2 and so on were kept there, each by an incarnation of its own; some are *savepoints*."""
     history = History("orders")
-    for number, storage in ((1, OLD), (2, present)):
+    for number, storage in enumerate(storages, 1):
         history.admit(
             Incarnation(incarnation=number, host="h", process=1, started_at_ms=0, heartbeat_ms=0, storage=storage)
         )
+        kind = SAVEPOINT if number in savepoints else "checkpoint"
         history.admit(
             Manifest(
-                pipeline="orders", checkpoint=number, incarnation=number, attempt=0, kind="checkpoint", base=number,
+                pipeline="orders", checkpoint=number, incarnation=number, attempt=0, kind=kind, base=number,
                 previous=number - 1, triggered_at_ms=0, completed_at_ms=0, fingerprint="", max_parallelism=1,
                 parallelism=1, block_partitions=2, block_end_offsets=(0, 7), written_bytes=0, offsets=(), operators=(),
                 order_logs=(), committables=(), sinks=(), storage=storage,
@@ -44,12 +45,21 @@ def moved(*, present: str = NEW) -> History:
     return history
 
 
+def moved(*, present: str = NEW) -> History:
+    """Checkpoint 1 was kept in the old storage, checkpoint 2 is kept in *present*; incarnation 2 began in both."""
+    return kept_in(OLD, present)
+
+
 class Kept:
     """What lies where, and what manifests stand on; a storage may be away."""
 
     def __init__(self, lies: dict[str, list[StoredBlock]], needs: dict[int, list[StoredBlock]]) -> None:
         self.lies, self.needs, self.asked = lies, needs, list[ScanBlocks]()
         self.away: set[str] = set()
+        self.away_for: dict[str, int] = {}
+        """By storage, how many questions it does not answer yet."""
+        self.missing: set[int] = set()
+        """Checkpoints whose blocks are not found when they are asked for."""
         self.needed: dict[int, bool] = {}
         """By checkpoint whose blocks were asked for, whether these are waited for."""
 
@@ -66,13 +76,21 @@ class Kept:
     def _answer(self, request: Any) -> Any:
         if isinstance(request, FindReferences):
             self.needed[request.manifest.checkpoint] = request.needed
-            away = request.manifest.storage in self.away
-            return AWAY if away else frozenset(each.ref for each in self.needs[request.manifest.checkpoint])
+            if self._is_away(request.manifest.storage):
+                return AWAY
+            if request.manifest.checkpoint in self.missing:
+                return GONE
+            return frozenset(each.ref for each in self.needs[request.manifest.checkpoint])
         assert isinstance(request, ScanBlocks)
         self.asked.append(request)
-        if request.storage in self.away:
+        if self._is_away(request.storage):
             return AWAY
         return Scanned(tuple(each.ref for each in self.lies[request.storage]), (0, 9))
+
+    def _is_away(self, storage: str) -> bool:
+        left = self.away_for.get(storage, 0)
+        self.away_for[storage] = left - 1
+        return left > 0 or storage in self.away
 
 
 def known(storage: str, *, num_retained: int = 2) -> KnownBlocks:
@@ -108,6 +126,58 @@ def test_a_storage_that_is_away_is_let_be_for_this_life() -> None:
     kept.run(blocks.begin_attempt(newest, 3, 1))
     assert kept.run(blocks.expire(newest)) == ((), ())
     assert {each.storage for each in kept.asked[1:]} == {NEW}
+
+
+def test_a_storage_that_comes_back_between_two_questions_is_let_be() -> None:
+    """Of the first manifest there it is not known what it stands on: what a later one stands on may be of both."""
+    whole, increment = block(OLD, 1), block(OLD, 2)
+    kept = Kept(
+        {OLD: [whole, increment], NEW: [block(NEW, 3)]}, {1: [whole], 2: [whole, increment], 3: [block(NEW, 3)]}
+    )
+    kept.away_for[OLD] = 2
+    blocks, history = known(NEW, num_retained=1), kept_in(OLD, OLD, NEW, savepoints=(1,))
+    assert kept.run(blocks.recover(history, 4)) == ((2,), ())
+    assert blocks.unreachable == {OLD: AWAY}
+    assert blocks.unrestorable == {1: AWAY, 2: AWAY}
+    assert (2 in kept.needed, len([each for each in kept.asked if each.storage == OLD])) == (False, 1)
+
+
+def test_what_is_missing_for_a_moment_is_kept_when_it_is_back() -> None:
+    """A mount that is not there yet looks like a folder without files: its savepoint keeps whatever may be of it,
+    though a scan has not shown it; of what was written for a later checkpoint nothing can be."""
+    whole, increment = block(OLD, 1), block(OLD, 2)
+    kept = Kept({OLD: [], NEW: [block(NEW, 3)]}, {2: [whole, increment], 3: [block(NEW, 3)]})
+    kept.missing.add(1)
+    blocks, history = known(NEW, num_retained=1), kept_in(OLD, OLD, NEW, savepoints=(1,))
+    assert kept.run(blocks.recover(history, 4)) == ((2,), (increment,))
+    assert blocks.unrestorable == {1: GONE}
+
+
+@pytest.mark.parametrize("storage", [TOPIC, NEW])
+def test_a_damaged_savepoint_keeps_what_was_written_up_to_it(storage: str) -> None:
+    """No checkpoint stands on a block of a later one: what lies there beyond it goes as ever. Once the savepoint is let
+    go, so does what it has kept."""
+    own, others = [block(storage, 1), block(storage, 2)], [block(storage, 3), block(storage, 4), block(storage, 8)]
+    kept = Kept({storage: own + others}, {3: [block(storage, 3)], 4: [block(storage, 4)]})
+    kept.missing.add(2)
+    history = kept_in(storage, storage, storage, storage, savepoints=(2,))
+    history.forget(history.keys_of(1))
+    blocks = known(storage, num_retained=1)
+    assert kept.run(blocks.recover(history, 5)) == ((3,), (block(storage, 3), block(storage, 8)))
+    newest = history.latest
+    assert newest is not None
+    blocks.release(2)
+    assert kept.run(blocks.expire(newest)) == ((2,), tuple(own))
+
+
+def test_a_storage_that_was_left_and_is_taken_by_another_name() -> None:
+    """What the pipeline has left there shows the blocks of today, which are no orphans; what is one goes, under either
+    name."""
+    lies = [block(NEW, 3), block(NEW, 8)]
+    kept = Kept({OLD: lies, TOPIC: [], NEW: lies}, {2: [], 3: [block(NEW, 3)]})
+    history = kept_in(OLD, TOPIC, NEW)
+    history.forget(history.keys_of(1))
+    assert set(kept.run(known(NEW).recover(history, 4))[1]) == {block(OLD, 8), block(NEW, 8)}
 
 
 def test_what_is_late_is_looked_for_behind_the_first_checkpoint_of_an_attempt() -> None:

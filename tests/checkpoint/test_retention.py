@@ -10,7 +10,7 @@ import pytest
 from exactlyonce.checkpoint import retention
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.retention import Ledger, Place, by_storage
+from exactlyonce.checkpoint.retention import Ledger, by_storage
 
 
 def block(number: int, storage: str = TOPIC) -> StoredBlock:
@@ -43,6 +43,14 @@ def test_a_block_that_is_damaged_is_kept_as_long_as_a_manifest_names_it() -> Non
     assert ledger.expire() == ((), ())
 
 
+def test_a_storage_that_has_two_names() -> None:
+    """What is needed under one of them is not dropped under the other."""
+    ledger = Ledger(1)
+    ledger.completed(1, by_storage([block(1, "file:///mnt/blocks")]))
+    ledger.written(1, [block(1, "file:///link"), block(2, "file:///link")])
+    assert ledger.expire() == ((), (block(2, "file:///link"),))
+
+
 def test_a_pinned_checkpoint_is_kept_until_it_is_no_longer_pinned() -> None:
     """What something pending builds on is kept with its blocks, and goes once nothing pins it."""
     ledger = Ledger(1)
@@ -65,14 +73,14 @@ def test_a_savepoint_is_kept_for_ever() -> None:
 
 def test_the_blocks_of_savepoints_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be hundreds, with tens of thousands of blocks each, and every decision asks what may go."""
-    looked: list[Place] = []
+    looked: list[str] = []
 
-    class Counted(tuple[int, int, str]):
+    class Counted(str):
         def __hash__(self) -> int:
             looked.append(self)
             return super().__hash__()
 
-    monkeypatch.setattr(retention, "_place", lambda ref: Counted((1, ref.offset, ref.key)))
+    monkeypatch.setattr(retention, "_key", lambda ref: Counted(ref.key))
     ledger = Ledger(1)
     for number in range(1, 51):
         ledger.completed(number, by_storage(blocks(*range(1_000 * number, 1_000 * number + 200))), keep=True)

@@ -17,6 +17,7 @@ from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
 from exactlyonce.testing.cluster import LIMIT_S
+from tests.cli.test_savepoints import history, taken
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Here, Orders
@@ -102,6 +103,39 @@ def blocks_of_newest(orders: Orders, root: Path) -> tuple[list[BlockRef], BlockR
         refs = references(newest, storage)
     indexes = {ref for each in newest.operators for parts in each.index for ref in parts}
     return [ref for ref in refs - indexes if "/totals/" in ref.key], next(iter(indexes))
+
+
+def test_a_damaged_savepoint(orders: Orders, here: Here, root: Path) -> None:
+    """It keeps what was written up to it, and not more with every start; who reads of it learns how to let it go."""
+
+    def run() -> str:
+        orders.write(70)
+        done = orders.command("run", "orders:pipeline", "--until", "latest", "--num-retained", "1", *settings(root))
+        assert done.code == 0, done.err
+        return " ".join(done.err.split())
+
+    with orders.running("--num-retained", "1", *settings(root)) as process:
+        number = taken(orders, "--stop")
+        process.wait()
+    run()
+    index = next(iter(history(orders).manifests[number].operators[0].index[0]))
+    damaged = next(each for each in files(root) if index.sha256.hex() in each.name)
+    damaged.write_bytes(b"x" * damaged.stat().st_size)
+    ends = f"`exactlyonce savepoints delete {orders.name} {number}`"
+    lie = []
+    for _ in range(3):
+        said = run()
+        assert f"savepoint {number} is damaged and can be restored from no more" in said
+        assert ends in said
+        lie.append(len(files(root)))
+    assert lie[0] == lie[1] == lie[2]
+    found = " ".join(here("doctor", orders.name, "--deep").out.split())
+    assert (ends in found, "when the checkpoint expires" in found) == (True, False), found
+    assert here("savepoints", "delete", orders.name, str(number)).code == 0
+    assert "is damaged" not in run()
+    assert len(files(root)) < lie[0]
+    found = here("doctor", orders.name, "--deep").out
+    assert ("Damaged" in found, "of no checkpoint" in found) == (False, False), found
 
 
 @pytest.mark.exhaustive

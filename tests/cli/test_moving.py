@@ -172,6 +172,26 @@ def test_another_name_of_the_same_place(orders: Orders, roots: tuple[Path, Path]
     assert (verified.code, "is whole" in verified.out) == (0, True), verified
 
 
+@pytest.mark.exhaustive
+def test_another_name_of_a_place_that_was_left(orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:
+    """It is moved to by way of the topic, once nothing is kept by the old name: what is needed is no orphan there."""
+    (tmp_path / "link").symlink_to(roots[0])
+    old, new = f"file://{roots[0]}", f"file://{tmp_path}/link"
+    first = stopped_by_savepoint(orders, old)
+    with orders.running("--from-savepoint", str(first), "--checkpoint-storage", TOPIC) as process:
+        second = taken(orders, "--stop")
+        process.wait()
+    refused = moved(orders, second, new)
+    assert (refused.code, f"exactlyonce savepoints list {orders.name}" in said(refused)) == (2, True), refused.err
+    assert orders.command("savepoints", "delete", orders.name, str(first)).code == 0
+    for _ in range(3):
+        orders.write(70)
+        done = moved(orders, second, new)
+        assert done.code == 0, done.err
+    assert_whole(orders, new, 910)
+    assert orders.command("savepoints", "verify", orders.name, str(second)).code == 0
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_storage_that_is_gone(orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:

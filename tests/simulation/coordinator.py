@@ -379,6 +379,11 @@ class SimulatedCoordinator:
                 assert self.world.outside is not None, "blocks lie outside of the topic"
                 self.world.outside.let_go(self, [each.ref for each in blocks])
             case requests.FindReferences(manifest):
+                if self.world.faults.unread(request):
+                    assert self.world.outside is not None
+                    self.world.outside.not_known[self.log.incarnation.incarnation].add(manifest.checkpoint)
+                    self.world.seen["references not known"] += 1
+                    return "it is away"
                 return frozenset((yield from self._references(manifest)))
             case requests.RestoreSavepoint(checkpoint):
                 assert self._restoring is not None

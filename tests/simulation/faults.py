@@ -15,6 +15,7 @@ from luck import Luck
 from topologies import topic_of
 
 from exactlyonce.checkpoint.records.committable import coordinator_id
+from exactlyonce.checkpoint.requests import FindReferences
 from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.broker.unreliable import Fault
 
@@ -69,6 +70,8 @@ class FaultInjector:
         """How much likelier the network fails where a transaction is ended."""
         self.failed_chance = 0.0
         """That a client library gives a batch up, and says so."""
+        self.unread_chance = 0.0
+        """That nobody can tell a coordinator what an older checkpoint stands on, where blocks lie outside."""
         self.wakes_apart = False
         """Whether the workers of a coordinator that sleeps wake before it."""
         self._tilt(luck)
@@ -93,6 +96,11 @@ class FaultInjector:
             self._unreachable.clear()
         elif self.rng.random() < self._chance:
             self.rng.choice(self._kinds)()
+
+    def unread(self, asked: FindReferences) -> bool:
+        """Whether what the checkpoint stands on cannot be looked at now, though it is there."""
+        older = self.world.chaos and self.world.outside is not None and not asked.needed
+        return older and self.unread_chance > 0.0 and self.rng.random() < self.unread_chance
 
     def before_request(self, coordinator: SimulatedCoordinator) -> None:
         """Before a request of a procedure: perhaps *coordinator* ends or sleeps here.

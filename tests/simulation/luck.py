@@ -228,6 +228,12 @@ LUCK = {
         chances={"_chance": 0.004, "_network_chance": 0.002, "_request_chance": 0.01, "last_chance": 0.5},
         settings={"storage": "s3://simulated/blocks"},
     ),
+    "references not known": Luck(
+        kinds=("ask_for_savepoint", "delete_savepoint", "crash_coordinator", "kill_writing_worker"),
+        chances={"_chance": 0.012, "_network_chance": 0.0, "_request_chance": 0.01, "unread_chance": 0.4},
+        settings={"storage": "s3://simulated/blocks", "interval_ms": 20, "max_concurrent": 1},
+        stores={"harm": ""},
+    ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
     "unaligned stops": Luck(
         kinds=("stop", "slow_worker"),

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
-from planting import LEFT, Table
+from planting import LEFT, Table, unchecked
 
 from exactlyonce.checkpoint import decision_log, retention
 from exactlyonce.checkpoint.records.storage_url import TOPIC
@@ -55,4 +55,15 @@ def _never() -> Iterable[Any]:
 
 @mutant("files are told apart by partition and offset", LEFT, luck="outside")
 def _alike() -> Iterable[Any]:
-    yield patch.object(retention, "_place", lambda ref: (ref.partition, ref.offset))
+    yield patch.object(retention, "_key", lambda ref: (ref.partition, ref.offset))
+
+
+@mutant("nothing is held for a checkpoint that cannot be looked at", REMOVED, luck="references not known")
+def _nothing_held() -> Iterable[Any]:
+    yield patch.object(retention, "may_be_of", lambda *_: False)
+    yield unchecked(decision_log, "A block that a manifest names")
+
+
+@mutant("everything is held for a checkpoint that cannot be looked at", LEFT, luck="references not known")
+def _all_held() -> Iterable[Any]:
+    yield patch.object(retention, "may_be_of", lambda *_: True)

@@ -371,7 +371,7 @@ class Oracle:
             if (key.incarnation, key.attempt) != attempt or key.checkpoint <= manifest.checkpoint:  # not in flight
                 left.add(text)
         if self._left is not None:
-            self._left.finalized(manifest, left)
+            self._left.finalized(manifest, left, self._retained)
         else:
             what = f"checkpoint {manifest.checkpoint} leaves {min(left, default='')} behind, which nothing refers to"
             demand(not left, what)

@@ -8,7 +8,8 @@ removed by whoever has decided so, or found by those who come later.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from watched import demand
@@ -47,6 +48,9 @@ class Outside:
         """Files that a listing lacks, and until when."""
         self.removing: dict[SimulatedCoordinator, set[str]] = {}
         """What each coordinator has yet to remove, by its own decisions."""
+        self.not_known: defaultdict[int, set[int]] = defaultdict(set)
+        """By incarnation, checkpoints of which it could not learn what they stand on: while one is retained, nothing
+        that may be of it goes, and what was written later goes as ever."""
         self._away_until_ms = 0
 
     # --- as whoever asks sees it
@@ -210,9 +214,11 @@ class Left:
         self._attempt, self._checkpoint = (0, 0), 0
         self._keys: set[str] = set()
 
-    def finalized(self, manifest: Manifest, unnamed: set[str]) -> None:
-        """*unnamed* are there, and nothing refers to them."""
-        self._attempt, self._checkpoint, self._keys = _attempt(manifest), manifest.checkpoint, unnamed
+    def finalized(self, manifest: Manifest, unnamed: set[str], retained: Collection[int]) -> None:
+        """*unnamed* are there, and nothing refers to them, as far as that is known of those that are *retained*."""
+        held = max(self._outside.not_known[manifest.incarnation] & set(retained), default=-1)
+        self._attempt, self._checkpoint = _attempt(manifest), manifest.checkpoint
+        self._keys = {key for key in unnamed if _checkpoint(key) > held}
 
     def decided(self, manifest: Manifest) -> None:
         """Whoever has finalized the one before has had time to say what may go."""
@@ -224,6 +230,12 @@ class Left:
 
 def _attempt(manifest: Manifest) -> tuple[int, int]:
     return manifest.incarnation, manifest.attempt
+
+
+def _checkpoint(key: str) -> int:
+    parsed = BlockKey.parse(key)
+    assert parsed is not None
+    return parsed.checkpoint
 
 
 def _key(name: str) -> str:
