@@ -130,7 +130,7 @@ def _shown(config: ClientConfig, manifest: Manifest, args: argparse.Namespace, *
         else:
             _show(manifest, url, taken=taken, json=args.json)
     except (ExactlyOnceError, KeyboardInterrupt):
-        if taken and not url:
+        if taken and args.to and not url:
             text.to_stderr(
                 f"Savepoint {manifest.checkpoint} was taken, and could not be exported. It {_kept(manifest)}"
             )
