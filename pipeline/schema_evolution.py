@@ -3,9 +3,9 @@
 Invariant: whatever msgspec drops without a word is found by the schemas alone: fields that a record has no more, keys
 of a dict that has become a record, items by position that have no place or another one, items that a set has once, keys
 and items that a type does not tell apart, digits of a text that is read as a time, a default that the bytes leave out.
-Integers that become floats are rounded, as by Avro's rules, but as keys. What msgspec refuses,
-decoding finds; `unfit` knows some of it beforehand. A schema describes a record once and names it elsewhere; where two
-records of a schema have one name, each of them is looked at.
+Integers that become floats are rounded, as by Avro's rules, unless they are keys. What msgspec refuses, decoding finds;
+`unfit` knows some of it beforehand. A schema describes a record once and names it elsewhere; where two records of a
+schema have one name, each of them is looked at.
 """
 
 from __future__ import annotations
