@@ -32,6 +32,7 @@ from exactlyonce.checkpoint.store.log_reader import read_topic
 from exactlyonce.checkpoint.store.mailbox import Asked, Mailbox
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
+from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
 from exactlyonce.connectors.kafka.kafka_protocol import Places
 from exactlyonce.connectors.kafka.log import Log
@@ -53,7 +54,7 @@ from exactlyonce.engines.surroundings.preflight import Inputs, Offsets
 from exactlyonce.engines.surroundings.stores import PipelineStores, stages
 from exactlyonce.engines.surroundings.stores_aside import StoresAside
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import TopicError, UserError
+from exactlyonce.pipeline.errors import ConfigError, TopicError, UserError
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 
 
@@ -106,9 +107,11 @@ class PipelineLeader:
     def recover(self) -> Manifest:
         """Check topics and settings, fence what is older, finish what it decided, and find where to start."""
         self._open()
+        self._require_alone()
         self._drive(self.leader.begin())
         assert self._log_requests is not None
         self._log_requests.freeze(self.leader.log.topic)
+        self._judge_restoring()
         manifest = self._drive(self.leader.recover())
         self._finished()
         savepoints = self.leader.log.history.savepoints
@@ -169,6 +172,21 @@ class PipelineLeader:
             beat=self._beat,
         )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
+
+    def _require_alone(self) -> None:
+        """The last look before the fence, of a run that is to begin from a savepoint: others take over whoever runs."""
+        if self._restoring is not None:
+            look = last_look(self._plan.graph.pipeline_id, self.leader.log.peek_at_stable, self._clock)
+            self._restoring.require_alone(self._drive(look), self._clock.now_ms())
+
+    def _judge_restoring(self) -> None:
+        """Behind the fence; where the savepoint cannot be restored any more this incarnation has ended."""
+        if self._restoring is not None:
+            try:
+                self._restoring.judge(self.leader.log.history)
+            except ConfigError:
+                self._drive(self.leader.log.heartbeat(ended=True))
+                raise
 
     def _prepared(self) -> tuple[TopicInfo, History]:
         """The checkpoint topic, which is created unless it exists, and the decisions in it."""

@@ -1,9 +1,10 @@
 """A savepoint becomes the state that a pipeline goes on from: its states are written anew, by today's operators.
 
-Invariants: whatever does not fit is found before anything is fenced or written, and named by operator and field; states
-are written with the version that they have, and migrated when they are read; nothing of the savepoint is referred to
-afterwards. It is restored once: while runs are told of it, the origin goes from manifest to manifest, so that the same
-command, repeated, goes on.
+Invariants: whatever does not fit is found before anything is fenced or written, and named by operator and field; no run
+is fenced that takes checkpoints, as far as the last look shows it, and what was taken until the fence is judged behind
+it; states are written with the version that they have, and migrated when they are read; nothing of the savepoint is
+referred to afterwards. It is restored once: while runs are told of it, the origin goes from manifest to manifest, so
+that the same command, repeated, goes on.
 """
 
 from __future__ import annotations
@@ -87,22 +88,14 @@ class Restoring:
         """Raises what stands in the way. *history* is that of the pipeline, if it has a topic."""
         self._asked, self._around = asked, around
         newest = history.latest if history is not None else None
-        self._next = newest.checkpoint + 1 if newest is not None else 0
+        self._next = _next(newest)
         self.origin, exported = _sought(asked, newest)
-        if newest is not None and newest.origin == self.origin:
+        self._savepoint: Savepoint
+        self._is_restored = newest is not None and newest.origin == self.origin
+        if newest is not None and self._is_restored:
             around.note(f"the savepoint was restored before: the run goes on from checkpoint {newest.checkpoint}")
             return
-        self._savepoint: Savepoint
-        if asked.number is not None:
-            self._savepoint = self._in_topic(asked.number, history or History(around.graph.pipeline_id))
-        elif exported is not None:
-            self._savepoint = exported
-            if newest is not None:
-                raise ConfigError(
-                    f"{newest.pipeline} has checkpoints here, the newest is {newest.checkpoint}: an exported savepoint "
-                    f"begins a pipeline that has none. Leave --from-savepoint out, to go on; or `exactlyonce reset "
-                    f"{newest.pipeline}` first; or give the pipeline another name."
-                )
+        self._savepoint = self._found(history or History(around.graph.pipeline_id), exported)
         saved = self._savepoint.saved
         self._operators = fitting(saved, around.graph, asked)
         refuse_by_partition(self._operators, around)
@@ -112,6 +105,55 @@ class Restoring:
             require_same(new, around.graph.node(new).type, entries, self._savepoint.name, loop.schema)
         self._offsets = offsets_now(saved, around, asked)
         around.inputs.check_continuity(_as_manifest(saved, around.graph.pipeline_id, self._offsets))
+
+    def require_alone(self, history: History, now_ms: int) -> None:
+        """ConfigError if a run goes on that takes checkpoints, by *history*, which was read right before the fence.
+
+        One that has taken none is taken over as by any run: it has begun just now, or died while it restored this.
+        """
+        living, newest = history.living(now_ms), history.latest
+        if living is None or newest is None or newest.incarnation != living.incarnation or newest.origin == self.origin:
+            return
+        raise ConfigError(
+            f"{history.pipeline} runs: process {living.process} on {living.host} has taken checkpoint "
+            f"{newest.checkpoint}. Nothing was changed: stop it, by `exactlyonce savepoint {history.pipeline} --stop` "
+            f"say, and begin from that savepoint. If it has died, run this again in half a minute."
+        )
+
+    def judge(self, history: History) -> None:
+        """Whether it may be restored still, by *history*, which was read behind the fence: ConfigError if not.
+
+        A checkpoint that was taken since the first look stands in the way unless it is to be rewound.
+        """
+        newest = history.latest
+        if newest is None or _next(newest) == self._next or newest.origin == self.origin:
+            return
+        try:
+            found = self._found(history, None if self._is_restored else self._savepoint)
+            if self._is_restored:
+                raise ConfigError("It does not go on from the savepoint: run this again.")
+        except ConfigError as error:
+            taken = history.incarnations.get(newest.incarnation)
+            who = f"Process {taken.process} on {taken.host}" if taken is not None else "Another instance"
+            raise ConfigError(
+                f"{who} has taken checkpoint {newest.checkpoint} while this run began. This run has taken over, so "
+                f"that the other one ends; nothing is lost, and nothing was restored. {error}"
+            ) from None
+        self._savepoint, self._next = found, _next(newest)
+
+    def _found(self, history: History, exported: Savepoint | None) -> Savepoint:
+        """The savepoint, if *history* lets the pipeline begin from it."""
+        newest = history.latest
+        if self._asked.number is not None:
+            return self._in_topic(self._asked.number, history)
+        if newest is not None:
+            raise ConfigError(
+                f"{newest.pipeline} has checkpoints here, the newest is {newest.checkpoint}: an exported savepoint "
+                f"begins a pipeline that has none. Leave --from-savepoint out, to go on; or `exactlyonce reset "
+                f"{newest.pipeline}` first; or give the pipeline another name."
+            )
+        assert exported is not None, "it would have been restored before"
+        return exported
 
     def _in_topic(self, number: int, history: History) -> TopicSavepoint:
         found, newest = require_savepoint(history, number), max(history.manifests)
@@ -131,11 +173,7 @@ class Restoring:
 
         *raise_if_fenced*, which is called with each entry and while blocks are waited for, may raise what ends it.
         """
-        if checkpoint != self._next:
-            raise ConfigError(
-                "Another instance of the pipeline has taken a checkpoint while this one began: it was checked against "
-                "an older one. Nothing was changed: stop the other, and run this again."
-            )
+        require(checkpoint == self._next, "what is restored was judged behind the fence")
         blocks = self._around.storages.of(self._around.storage).begin(incarnation, 0)
         schemas = {new: loop.schema for new, loop in self._loops.items() if loop.schema is not None}
         putting = _Putting(BlockNames(0, said_of_records(schemas)), blocks, checkpoint, raise_if_fenced)
@@ -182,6 +220,10 @@ class Restoring:
         found = list(entries)
         groups = key_groups([each.key for each in found], max_parallelism)
         return iter(sorted((each._replace(group=group) for each, group in zip(found, groups, strict=True))))
+
+
+def _next(newest: Manifest | None) -> int:
+    return newest.checkpoint + 1 if newest is not None else 0
 
 
 class _Putting:

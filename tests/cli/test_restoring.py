@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.leader import Leader
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Restored
 from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
@@ -20,6 +23,7 @@ from exactlyonce.engines.configuration import options_from
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.savepoints.restoring import Restoring
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import load_reference
 from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 from tests.cli.conftest import Command, Ended, Orders
@@ -58,6 +62,12 @@ def changed(orders: Orders, *edits: tuple[str, str]) -> None:
 def run(orders: Orders, *options: str) -> Ended:
     """Run to the end of what is there."""
     return orders.command("run", "orders:pipeline", "--until", "latest", *options)
+
+
+def reference(orders: Orders) -> dict[str, object]:
+    """How the pipeline is imported in this process, which may know one of another test by the module's name."""
+    sys.modules.pop("orders", None)
+    return {"module": "orders", "attribute": "pipeline", "params": {}, "path": str(orders.command.folder)}
 
 
 def said(ended: Ended) -> str:
@@ -156,15 +166,10 @@ def test_a_restore_that_lasts_shows_that_it_goes_on(
     monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.05)
     monkeypatch.setattr(DecisionLog, "heartbeat", beat)
     monkeypatch.setattr(Restoring, "write", lasting)
-    reference: dict[str, object] = {
-        "module": "orders",
-        "attribute": "pipeline",
-        "params": {},
-        "path": str(orders.command.folder),
-    }
     options = options_from({"bootstrap_servers": orders.kafka.bootstrap_servers, "from_savepoint": url})
-    physical = plan(load_reference(reference).build(), 1)
-    with closing(PipelineLeader(physical, options, lambda _: None, lambda *_, **__: None, reference)) as leading:
+    physical = plan(load_reference(reference(orders)).build(), 1)
+    leader = PipelineLeader(physical, options, lambda _: None, lambda *_, **__: None, reference(orders))
+    with closing(leader) as leading:
         restored = leading.recover()
     assert (restored.kind, restored.checkpoint) == ("restored", 0)
     assert states(orders) == {f"c{number}": 100 for number in range(7)}
@@ -202,6 +207,58 @@ def test_a_savepoint_of_the_topic(orders: Orders) -> None:
     assert run(orders).code == 0
     assert run(orders, "--from-savepoint", str(newest.checkpoint), "--rewind").code == 0
     assert len(orders.totals()) == 791, "it may be gone back to as often as one wants"
+
+
+def test_a_run_that_goes_on(orders: Orders) -> None:
+    """It is not fenced for a savepoint to go back to: that is refused, with what to do."""
+    with orders.running() as healthy:
+        number = taken(orders)
+        refused = run(orders, "--from-savepoint", str(number), "--rewind")
+        assert refused.code == 2, refused.err
+        assert f"process {healthy.pid} on" in said(refused)
+        assert "Nothing was changed: stop it" in said(refused)
+        healthy.terminate()
+        assert healthy.wait(LIMIT_S) == 0, "it was left in peace"
+    again = run(orders, "--from-savepoint", str(number), "--rewind")
+    assert again.code == 0, again.err
+
+
+@pytest.mark.parametrize("rewind", [False, True], ids=["newest", "rewind"])
+def test_a_checkpoint_that_is_taken_right_before_the_fence(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch, rewind: bool
+) -> None:
+    """It is judged behind the fence: with --rewind it changes nothing, else it is said that the other run has ended."""
+    with orders.running() as process:
+        number = taken(orders, "--stop")
+        process.wait()
+    begin = Leader.begin
+
+    def slow(leader: Leader) -> Procedure[History]:
+        orders.write(7)
+        assert run(orders).code == 0
+        return begin(leader)
+
+    options = options_from(
+        {"bootstrap_servers": orders.kafka.bootstrap_servers, "from_savepoint": str(number), "rewind": rewind}
+    )
+    physical = plan(load_reference(reference(orders)).build(), 1)
+    leading = PipelineLeader(physical, options, lambda _: None, lambda *_, **__: None, reference(orders))
+    monkeypatch.setattr(Leader, "begin", slow)
+    with closing(leading):
+        if rewind:
+            assert leading.recover().kind == "restored"
+        else:
+            with pytest.raises(ConfigError, match=r"has taken over.*is not the newest checkpoint"):
+                leading.recover()
+    found = history(orders)
+    assert found.latest is not None
+    assert found.latest.checkpoint > number + rewind
+    if not rewind:
+        assert found.newest_incarnation is not None
+        assert found.newest_incarnation.ended
+        monkeypatch.undo()
+        assert run(orders).code == 0
+        assert len(orders.totals()) == 707
 
 
 @pytest.mark.exhaustive

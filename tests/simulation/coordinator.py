@@ -16,7 +16,7 @@ from blocks import scanned
 from clients import TOPIC, Steps
 from decisions import LogAnswers
 from repair import copied, replayed
-from restored import restored, savepoint_to_restore
+from restored import judge_behind_the_fence, restored, savepoint_to_restore
 from stores import StoreAnswers
 from topics import SimulatedTopics
 from watched_leader import WatchedLeader
@@ -303,6 +303,8 @@ class SimulatedCoordinator:
         self._topics.look_at_outputs()
         self._restoring = yield from savepoint_to_restore(self, self._topics.inputs)
         yield from self._run(self.leader.begin())
+        if self._restoring is not None:
+            judge_behind_the_fence(self, self._restoring)
         return (yield from self._run(self.leader.recover()))
 
     def _references(self, manifest: Manifest) -> Generator[int | None, None, set[BlockRef]]:

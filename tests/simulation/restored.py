@@ -108,13 +108,19 @@ def savepoint_to_restore(coordinator: SimulatedCoordinator, inputs: Any) -> Step
     return found
 
 
+def judge_behind_the_fence(coordinator: SimulatedCoordinator, found: Restoring) -> None:
+    """Whether it may be restored still."""
+    try:
+        found.judge(coordinator.log.history)
+    except ConfigError as error:
+        raise Fenced(f"Somebody has gone on meanwhile: {error}") from error
+
+
 def restored(coordinator: SimulatedCoordinator, found: Restoring, checkpoint: int) -> Restored:
     """It is written anew."""
     world = coordinator.world
     try:
         made = found.write(checkpoint, coordinator.log.incarnation.incarnation)
-    except ConfigError as error:
-        raise Fenced(f"Somebody has gone on meanwhile: {error}") from error
     except (DamagedRecord, DamagedState) as error:
         demand(not world.is_newest(coordinator), f"the savepoint cannot be restored: {error}")
         raise Fenced("Somebody has gone on meanwhile.") from error
