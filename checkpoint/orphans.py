@@ -91,6 +91,8 @@ class KnownBlocks:
                     raise beyond_repair(newest, found)
                 self.unrestorable[manifest.checkpoint] = found
                 there = yield from self._scanned(beginning, manifest.storage)
+                if not there and manifest.storage in self._left:
+                    self._leave(manifest.storage, found)
                 blocks = all_that_may_be_of(manifest.checkpoint, there)
             else:
                 blocks = {manifest.storage: list(found)}
@@ -132,13 +134,17 @@ class KnownBlocks:
             return []
         scanned = yield ScanBlocks(start, storage)
         if isinstance(scanned, str):
-            self.unreachable[storage] = scanned
-            self.ledger.let_be(storage)
+            self._leave(storage, scanned)
             return []
         if storage == TOPIC:
             self._begun_at = scanned.end_offsets
         self.unreadable.update(dict.fromkeys(scanned.unreadable))
         return _stored(storage, scanned.blocks)
+
+    def _leave(self, storage: str, why: str) -> None:
+        """Let *storage* be: it cannot be looked at, or shows nothing though a manifest names what lies there."""
+        self.unreachable.setdefault(storage, why)
+        self.ledger.let_be(storage)
 
     # --- at a decision
 

@@ -80,6 +80,11 @@ class Storages:
             each.close()
 
 
+def in_use(history: History, storage: str) -> bool:
+    """Whether a checkpoint has blocks in *storage*."""
+    return any(each.storage == storage and any(True for _ in named_by(each)) for each in history.retained)
+
+
 def require_own_place(storages: Storages, history: History, storage: str) -> None:
     """ConfigError where *storage*, into which checkpoints are about to move, is a place that they are kept in already,
     by another name: a link, a second mount, another name of a server. Nothing of it would be dropped that is needed by

@@ -40,7 +40,7 @@ from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace, as_fields
-from exactlyonce.engines.blocks import NewestBlocks, Storages, require_own_place
+from exactlyonce.engines.blocks import NewestBlocks, Storages, in_use, require_own_place
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.erasing.erase import erase_condemned
@@ -150,7 +150,7 @@ class PipelineLeader:
         self._restoring = self._found_to_restore(history)
         led = self._led(stores)
         led.require_same_storage(history.latest)
-        self._storages.of(options.checkpoint.storage).check()
+        self._storages.of(options.checkpoint.storage).check(in_use=in_use(history, options.checkpoint.storage))
         require_own_place(self._storages, history, options.checkpoint.storage)
         if history.latest is not None and not led.goes_on_from_savepoint(history.latest):
             require_readable(self._plan.graph, history.latest, self._storages.of(history.storage))

@@ -342,7 +342,7 @@ class TopicStorage:
         self._topic = topic
         self._reader = BlockReader(config, topic, stays_connected=stays_connected)
 
-    def check(self) -> None:
+    def check(self, *, in_use: bool = False) -> None:
         """Nothing: whoever has the topic has looked at it; see `topic.prepare_topic`."""
 
     def begin(self, incarnation: int, attempt: int) -> BlockWriter:

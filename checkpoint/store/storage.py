@@ -170,8 +170,11 @@ class BlockStorage(Blocks, Protocol):
     """Where the blocks of one pipeline are kept. `StorageUnavailable`, of any call: it is away, and asking again may
     help."""
 
-    def check(self) -> None:
-        """Raise unless blocks can be put here: `ConfigError` says what is missing. Asked before anything is fenced."""
+    def check(self, *, in_use: bool = False) -> None:
+        """Raise unless blocks can be put here: `ConfigError` says what is missing. Asked before anything is fenced.
+
+        *in_use*: manifests name blocks that lie here, so that an empty place is another one, or not mounted:
+        `StorageUnavailable`, and nothing is made there."""
 
     def begin(self, incarnation: int, attempt: int) -> AttemptBlocks:
         """Puts this process's blocks of *attempt*; the storage has answered. No two processes share a key."""

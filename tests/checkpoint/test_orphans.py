@@ -142,15 +142,18 @@ def test_a_storage_that_comes_back_between_two_questions_is_let_be() -> None:
     assert (2 in kept.needed, len([each for each in kept.asked if each.storage == OLD])) == (False, 1)
 
 
-def test_what_is_missing_for_a_moment_is_kept_when_it_is_back() -> None:
-    """A mount that is not there yet looks like a folder without files: its savepoint keeps whatever may be of it,
-    though a scan has not shown it; of what was written for a later checkpoint nothing can be."""
+@pytest.mark.parametrize("shown", [False, True])
+def test_what_is_missing_for_a_moment_is_kept_when_it_is_back(shown: bool) -> None:
+    """Its savepoint keeps whatever may be of it, though a scan has not shown it; of what was written for a later
+    checkpoint nothing can be. A scan that shows nothing may be of a mount that is not there yet: that is let be."""
     whole, increment = block(OLD, 1), block(OLD, 2)
-    kept = Kept({OLD: [], NEW: [block(NEW, 3)]}, {2: [whole, increment], 3: [block(NEW, 3)]})
+    needs = {2: [whole, increment], 3: [block(NEW, 3)]}
+    kept = Kept({OLD: [increment] if shown else [], NEW: [block(NEW, 3)]}, needs)
     kept.missing.add(1)
     blocks, history = known(NEW, num_retained=1), kept_in(OLD, OLD, NEW, savepoints=(1,))
-    assert kept.run(blocks.recover(history, 4)) == ((2,), (increment,))
-    assert blocks.unrestorable == {1: GONE}
+    assert kept.run(blocks.recover(history, 4)) == ((2,), (increment,) if shown else ())
+    assert blocks.unreachable == ({} if shown else {OLD: GONE})
+    assert blocks.unrestorable[1] == GONE
 
 
 @pytest.mark.parametrize("storage", [TOPIC, NEW])

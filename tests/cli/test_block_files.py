@@ -138,6 +138,30 @@ def test_a_damaged_savepoint(orders: Orders, here: Here, root: Path) -> None:
     assert ("Damaged" in found, "of no checkpoint" in found) == (False, False), found
 
 
+@pytest.mark.parametrize("folder", ["missing", "empty"])
+def test_a_disk_that_is_not_mounted(folder: str, orders: Orders, here: Here, root: Path) -> None:
+    """A start asks whether it is mounted, and so does who reads a checkpoint: nothing is made, nobody told to reset."""
+    line = ("run", "orders:pipeline", "--until", "latest", *settings(root))
+    assert orders.command(*line).code == 0
+    before = history(orders).newest_incarnation
+    unmounted = root.with_name("unmounted")
+    root.rename(unmounted)
+    root.mkdir()
+    if folder == "empty":
+        (root / next(unmounted.glob("*/*")).relative_to(unmounted)).mkdir(parents=True)
+    lie = sorted(root.rglob("*"))
+    for ended in (orders.command(*line), here("state", orders.name, "totals")):
+        said = " ".join(ended.err.split())
+        assert (ended.code, "is it mounted" in said, "reset" in said) == (4, True, False), said
+    assert sorted(root.rglob("*")) == lie
+    assert history(orders).newest_incarnation == before, "nobody was fenced"
+    for each in lie[::-1]:
+        each.rmdir()
+    root.rmdir()
+    unmounted.rename(root)
+    assert orders.command(*line).code == 0
+
+
 @pytest.mark.exhaustive
 def test_what_a_crash_leaves_is_committed(orders: Orders, here: Here, root: Path) -> None:
     """`transactions commit` takes over with the storage that the manifest names."""

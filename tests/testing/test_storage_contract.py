@@ -83,7 +83,7 @@ class ShelfStorage:
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
 
-    def check(self) -> None:
+    def check(self, *, in_use: bool = False) -> None:
         self.shelf.reach()
 
     def begin(self, incarnation: int, attempt: int) -> ShelfBlocks:

@@ -39,9 +39,20 @@ class FileStorage:
         self._folder, self._away_timeout_s = folder, away_timeout_s
         self._readers: ThreadPoolExecutor | None = None
 
-    def check(self) -> None:
+    def check(self, *, in_use: bool = False) -> None:
         """By a file, which is put and removed."""
+        if in_use:
+            self._require_files()
         self._folder.check()
+
+    def _require_files(self) -> None:
+        """What is missing with all others is away, and not lost: where a disk is not mounted there is an empty folder,
+        or none."""
+        if next(iter(self._folder.files()), None) is None:
+            raise StorageUnavailable(
+                f"{self._folder.url} is empty or missing, though checkpoints have files there: is it mounted, and the "
+                f"right one? Nothing is made there. If the files are lost, restore them from a backup."
+            )
 
     def begin(self, incarnation: int, attempt: int) -> FileBlocks:
         """Puts files that begin with *incarnation* and *attempt*."""
@@ -65,6 +76,7 @@ class FileStorage:
                 except ConfigError as error:
                     raise UnreadableBlock(f"{named} cannot be read: {error}", ref) from error
                 if value is None:
+                    self._require_files()
                     raise DamagedBlock(f"{named} is gone.", ref)
                 yield ref, verified_value(ref, value, named)
         finally:

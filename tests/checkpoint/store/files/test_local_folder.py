@@ -151,6 +151,27 @@ def test_a_folder_that_is_missing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("folder", ["missing", "empty"])
+def test_a_disk_that_is_not_mounted(folder: str, tmp_path: Path) -> None:
+    """Where checkpoints have files there is a folder with files: else they are away, not lost, and nothing is made."""
+    storage = FileStorage(LocalFolder(tmp_path, INNER))
+    blocks = storage.begin(1, 0)
+    tickets = [blocks.write(Block("totals", 1, "state", "none", "", b"state"), group) for group in range(2)]
+    blocks.wait(LIMIT_S)
+    refs = [each.ref for each in tickets if each.ref is not None]
+    storage.check(in_use=True)
+    (tmp_path / "totals").rename(tmp_path / "aside")
+    if folder == "empty":
+        (tmp_path / INNER).mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    for asked in (lambda: storage.check(in_use=True), lambda: list(storage.fetch(refs))):
+        with pytest.raises(StorageUnavailable, match="is empty or missing, though checkpoints have files there: is it"):
+            asked()
+    assert sorted(tmp_path.rglob("*")) == before
+    storage.check()
+    assert (tmp_path / INNER).is_dir()
+
+
 def test_the_folder_of_a_topic(tmp_path: Path) -> None:
     """A topic's id is one part of the path, whatever is in it: HDFS refuses a path with two slashes in a row."""
     storage = file_storage(tmp_path.as_uri(), TopicInfo("totals.checkpoints", "/K2hwvq+fS8if//3pbCldB/", 2, 1))
