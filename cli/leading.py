@@ -76,7 +76,7 @@ def require_unchanged(seen: History, now: History, *, take_over: bool) -> None:
         who = f" (process {newest.process} on {newest.host})" if newest is not None else ""
         raise ConfigError(
             f"A new instance of {now.pipeline}{who} has begun since this command has looked. Nothing was changed, and "
-            f"that one goes on. Run this again."
+            f"it was not fenced. Run this again."
         )
     if living is not None and not take_over:
         raise ConfigError(
