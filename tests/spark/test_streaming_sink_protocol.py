@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql.types import StringType, StructType
 
 from exactlyonce.checkpoint.records.committable import transaction_prefix
@@ -28,7 +29,7 @@ from exactlyonce.engines.spark.sink.writer import batch_of
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, RecordError, TopicError
 from exactlyonce.pipeline.failpoints import FailpointRaised
 from exactlyonce.sinks.writer import SinkFailed
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 QUERY = "a-query"
@@ -115,6 +116,31 @@ def test_batches_are_visible_once_decided_and_leave_one_id_for_each_task(world: 
     history = read_history(world.config.confluent(), world.options.sink_id)
     assert history.unfinalized is None
     assert len(history.manifests) == 3
+
+
+def with_headers(*headers: Any) -> Any:
+    """A row for each list of headers, for partition 1."""
+    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    return pa.record_batch(
+        [pa.array([str(each) for each in headers]), pa.array([1] * len(headers)), pa.array(headers, pa.list_(pair))],
+        names=["value", "partition", "headers"],
+    )
+
+
+def test_headers_and_partitions_arrive(world: World) -> None:
+    """Of a row each, in their order; a null among them, or a name that is null, is refused."""
+    columns = {"value": 0, "partition": 1, "headers": 2}
+    planner, committer = world.driver("a", columns=columns), world.driver("a", columns=columns)
+    pairs = [{"key": "trace", "value": b"abc"}, {"key": "trace", "value": None}, {"key": "b", "value": b""}]
+    committer.commit(Job(QUERY, 0), world.job(planner, Job(QUERY, 0), [with_headers(pairs, [], None)]))
+    consumer = Consumer({"bootstrap.servers": world.kafka.bootstrap_servers, "group.id": world.topic})
+    consumer.assign([TopicPartition(world.topic, 1, 0)])
+    found = consumer.consume(3, LIMIT_S)
+    consumer.close()
+    assert [message.headers() for message in found] == [[("trace", b"abc"), ("trace", None), ("b", b"")], None, None]
+    for odd in ([None], [{"key": None, "value": b"a"}]):
+        with pytest.raises(RecordError, match="a header has a name"):
+            world.job(planner, Job(QUERY, 1), [with_headers(odd)])
 
 
 STEPS = ("coordinator-checked", "coordinator-decided", "coordinator-committed", "coordinator-finalized")

@@ -51,5 +51,12 @@ def _named(topics: list[str | None]) -> list[str | None]:
     return topics
 
 
-def _pairs(headers: list[Mapping[str, Any]] | None) -> list[tuple[str, bytes | None]]:
-    return [(each["key"], each["value"]) for each in headers or ()]
+def _pairs(headers: list[Mapping[str, Any] | None] | None) -> list[tuple[str, bytes | None]]:
+    pairs = []
+    for each in headers or ():
+        if each is None or each["key"] is None:
+            raise RecordError(
+                "A header of a row is null, or its key is: a header has a name. Leave it out of the array."
+            )
+        pairs.append((each["key"], each["value"]))
+    return pairs
