@@ -68,6 +68,32 @@ def sizes(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> l
 class TestOffsets:
     """What Spark is told, and what it gives back."""
 
+    def test_a_topic_that_is_made_anew_behind_a_planned_batch(self, kafka: Any, topic: str) -> None:
+        """Where loss is allowed, the batch is empty that was planned of the old one, and the next has the new one."""
+        reader = stream(kafka, topic, failOnDataLoss="false")
+        start = reader.initialOffset()
+        planned = reader.latestOffset(start, ALL)
+        make_anew(kafka, topic)
+        again = stream(kafka, topic, failOnDataLoss="false")
+        assert sizes(again, start, planned) == []
+        assert sizes(again, planned, again.latestOffset(planned, ALL)) == [(0, 0, 20)]
+
+    def test_a_topic_that_is_subscribed_to_again(self, kafka: Any, topic: str, topic_name: str) -> None:
+        """It goes on where it was; and nothing is left out of a batch that was planned while it still was there."""
+        other = kafka.create_topic(f"{topic_name}-other", partitions=1)
+        both = stream(kafka, topic, other)
+        start = both.initialOffset()
+        kafka.produce(other, ["b"], partition=0)
+        done = both.latestOffset(start, ALL)
+        kafka.produce(other, ["c"], partition=0)
+        planned = both.latestOffset(done, ALL)
+        with pytest.raises(RangeGone, match=f"'{other}' is not subscribed to any more"):
+            stream(kafka, topic).partitions(done, planned)
+        assert sizes(stream(kafka, topic, failOnDataLoss="false"), done, planned) == []
+        without = stream(kafka, topic).latestOffset(done, ALL)
+        assert sizes(stream(kafka, topic), done, without) == []
+        assert sizes(both, without, both.latestOffset(without, ALL)) == [(0, 1, 2)]
+
     def test_batches(self, kafka: Any, topic: str) -> None:
         """Limits share a batch out, the end is reached, and offsets that have not changed are the same text."""
         reader = stream(kafka, topic, maxOffsetsPerTrigger="12")

@@ -188,10 +188,11 @@ class TaskTransaction:
             for row in arguments:
                 while True:
                     try:
-                        if len(row) == 3:
-                            produce(*row)
-                        else:  # the fifth that the client takes in place is what it calls on delivery
-                            produce(*row[:4], headers=row[4])
+                        topic, value, key, *more = row
+                        if more:  # the fifth that the client takes in place is what it calls on delivery
+                            produce(topic, value, key, more[0], headers=more[1])
+                        else:
+                            produce(topic, value, key)
                         break
                     except BufferError:
                         self._wait()

@@ -83,7 +83,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found: dict[str, dict[int, int]] = {name: {} for name in now}
         for each in shares(ranges, limit.max_rows if isinstance(limit, ReadMaxRows) else None):
             found[each.topic][each.partition] = each.end
-        return _encoded({name: TopicOffsets(topic.topic_id, found[name]) for name, topic in now.items()})
+        ends = {name: TopicOffsets(topic.topic_id, found[name]) for name, topic in now.items()}
+        return _encoded(_decoded(start) | ends)  # whatever is subscribed to no more may be again
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """One task for each range of a batch."""
@@ -100,6 +101,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ranges(self, begin: Offsets, end: Offsets, now: Mapping[str, Held]) -> list[Range]:
         """From *begin* to *end*, as far as the topics still hold it."""
         lossless = self._options.fail_on_data_loss
+        if lossless:
+            _require_subscribed(begin, end, now)
         ranges = []
         for name, topic in now.items():
             if name not in end:  # subscribed to since the batch was planned
@@ -107,6 +110,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             starts = self._starts(begin.get(name), topic)
             if lossless:
                 require_same_topic(topic, end[name].topic_id)
+            elif topic.topic_id != end[name].topic_id:  # all of the batch is gone; what is there now is of the next one
+                continue
             for partition, until in sorted(end[name].offsets.items()):
                 start = starts.get(partition, 0)
                 ranges.append(available(Range(name, topic.topic_id, partition, start, until), topic, lossless))
@@ -133,6 +138,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             config.check()
             self._topics = Topics(config)
         return self._topics
+
+
+def _require_subscribed(begin: Offsets, end: Offsets, now: Mapping[str, Held]) -> None:
+    """Raise if a batch that is run again has records of a topic that is not read any more."""
+    for name, until in end.items():
+        if name not in now and (begin.get(name) is None or begin[name] != until):
+            raise RangeGone(
+                f"Topic {name!r} is not subscribed to any more, and records of it are in a batch that was planned and "
+                f"is not known to be done. Subscribe to it until that is; or set failOnDataLoss to false to leave them "
+                f"out."
+            )
 
 
 def _ends(now: Mapping[str, Held]) -> Offsets:
