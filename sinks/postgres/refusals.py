@@ -50,6 +50,11 @@ _FATAL = {
     "XX002": "an index is damaged: REINDEX it",
 }
 """By SQLSTATE or its beginning: what comes again, and what to do."""
+_FATAL_BY_FUNCTION = {
+    "check_enable_rls": "row-level security would hide rows from the role: ALTER ROLE ... BYPASSRLS, ALTER TABLE ... "
+    "DISABLE ROW LEVEL SECURITY, or use another role; a function of a trigger may SET row_security = on",
+}
+"""By the function of the server that raised it, where the SQLSTATE says too little: the same."""
 _LOGIN_PASSES = re.compile(
     r"starting up|shutting down|not (yet )?accepting connections|recovery mode|too many (clients|connections)|"
     r"remaining connection slots|connection limit|refused|timeout|timed out|reset by peer|closed the connection|"
@@ -128,6 +133,7 @@ class Refusals:
                 f"Nothing is lost: it is asked again."
             )
         advice = _FATAL[fatal] if fatal is not None else "correct what it names, then run again; nothing is lost"
+        advice = _FATAL_BY_FUNCTION.get(error.diag.source_function or "", advice)
         refused = NoSuchObject if state == "42704" else StoreError
         return refused(f"PostgreSQL ({self.dsn_shown}) refuses: {said} [{state}]: {advice}.")
 

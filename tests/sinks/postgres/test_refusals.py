@@ -7,6 +7,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import psycopg
 import pytest
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
 from postgres_server import OWNER, PASSWORD
+from table_keys import key_of
 
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreError, StoreUnavailable
 from exactlyonce.sinks.postgres.connection import Limits
@@ -335,6 +337,52 @@ class TestApply:
         with store._connection.transaction("any"):
             assert store._connection.rows("SHOW synchronous_commit") == [("on",)]
             assert store._connection.rows("SHOW transaction_isolation") == [("read committed",)]
+
+    @pytest.mark.parametrize("mode", ["append", "upsert", "delete"])
+    def test_row_level_security_that_is_switched_on(self, database: Database, role: str, mode: str) -> None:
+        """It hides no row from a delete in silence: the role is told, and with BYPASSRLS the rows that wait get in."""
+        database.execute("CREATE TABLE totals (customer text PRIMARY KEY, cents bigint)")
+        database.execute("INSERT INTO totals VALUES ('ann', 1)")
+        database.execute("GRANT ALL ON totals TO clerk")
+        database.execute("GRANT ALL ON SCHEMA public TO clerk")
+        store = database.ready(mode=mode, key=key_of(mode), create=False)
+        name = "bob" if mode == "append" else "ann"
+        waiting = chunks(store, [Total(name, 2)])
+        database.execute("ALTER TABLE totals ENABLE ROW LEVEL SECURITY")
+        database.execute("CREATE POLICY own ON totals USING (customer = current_user)")
+        refused(lambda: store.apply(waiting, entry(1)), StoreError, "row-level security would hide rows", "BYPASSRLS")
+        assert (database.totals(), database.ledger()) == ([("ann", 1)], {-1: (0, 1)})
+        database.execute("ALTER ROLE clerk BYPASSRLS")
+        assert store.apply(waiting, entry(1))
+        assert database.totals() == {"append": [("ann", 1), ("bob", 2)], "upsert": [("ann", 2)], "delete": []}[mode]
+
+    def test_row_level_security_that_does_not_apply_to_the_owner(self, database: Database, role: str) -> None:
+        """The owner of a table passes its policies, unless they are forced."""
+        database.execute("GRANT ALL ON SCHEMA public TO clerk")
+        store = database.ready(mode="delete", key=("customer",))
+        database.execute("INSERT INTO totals VALUES ('ann', 1)")
+        database.execute("ALTER TABLE totals ENABLE ROW LEVEL SECURITY")
+        database.ready(mode="delete", key=("customer",))
+        assert store.apply(chunks(store, [Total("ann", 0)]), entry(1))
+        assert database.totals() == []
+        database.execute("ALTER TABLE totals FORCE ROW LEVEL SECURITY")
+        refused(database.store(mode="delete", key=("customer",)).check, StoreError, "row-level security")
+
+    def test_settings_of_the_role_change_no_value(self, database: Database, role: str) -> None:
+        """Texts mean what they were written for, whatever the role's settings would make of them."""
+
+        class Odd(msgspec.Struct):
+            spans: list[timedelta]
+            span: timedelta
+            names: list[str | None]
+
+        for setting in ("intervalstyle = sql_standard", "array_nulls = off", "DateStyle = 'SQL, DMY'"):
+            database.execute(f"ALTER ROLE clerk SET {setting}")
+        database.execute("GRANT ALL ON SCHEMA public TO clerk")
+        store = database.ready(Odd)
+        spans = [timedelta(seconds=-1), timedelta(hours=-30), timedelta(days=-3, microseconds=7)]
+        assert store.apply(chunks(store, [Odd(spans, span, ["a", None, "NULL"]) for span in spans]), entry(1))
+        assert database.execute("SELECT * FROM totals") == [(spans, span, ["a", None, "NULL"]) for span in spans]
 
 
 @pytest.mark.parametrize(
