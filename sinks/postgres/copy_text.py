@@ -196,13 +196,15 @@ def _any_decimal(value: Decimal) -> str:
     return str(value)
 
 
-def strings(limit: int | None) -> Texts:
-    """Text of at most *limit* characters."""
+def strings(limit: int | None, padded: bool = False) -> Texts:
+    """Text of at most *limit* characters. *padded*: of a column in which blanks at the end do not count."""
 
     def texts(values: list[str]) -> list[str]:
         if limit is not None and max(map(len, values)) > limit:
             value = max(values, key=len)
             raise ValueError(f"{shown(value)} has {len(value)} characters, and {limit} fit")
+        if padded and (blank := next((value for value in values if value.endswith(" ")), None)) is not None:
+            raise ValueError(f"{shown(blank)} ends with a blank, which char drops: use varchar or text")
         return values
 
     return texts

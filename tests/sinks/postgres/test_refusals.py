@@ -193,6 +193,28 @@ class TestTable:
         database.execute("GRANT USAGE ON SCHEMA public TO clerk")
         refused(database.store(create=False).check, StoreError, "row-level security")
 
+    @pytest.mark.parametrize(("column", "index"), [('"und-ci"', '"C"'), ('"C"', '"und-ci"')])
+    def test_a_unique_index_of_another_collation(self, database: Database, column: str, index: str) -> None:
+        """An index that takes other texts for one key than its column does is refused, also beside a right one."""
+        database.execute("CREATE COLLATION \"und-ci\" (provider=icu, locale='und-u-ks-level2', deterministic=false)")
+        database.execute(f"CREATE TABLE totals (customer text COLLATE {column}, cents bigint)")
+        database.execute(f"CREATE UNIQUE INDEX odd ON totals (customer COLLATE {index})")
+        store = database.store(mode="upsert", key=("customer",))
+        said = refused(store.check, StoreError, "unique index odd has another collation than its column")
+        database.execute(said.partition("deferrable: ")[2].partition(";")[0])
+        said = refused(store.check, StoreError, "unique index odd has another collation than its column")
+        assert "no unique index" not in said
+        database.execute(said[said.index("DROP INDEX") :].rstrip("."))
+        store.check()
+
+    def test_a_unique_index_of_another_order(self, database: Database) -> None:
+        """A collation that takes the same texts for equal is right, whatever order it has."""
+        database.execute("CREATE TABLE totals (customer text, cents bigint)")
+        database.execute('CREATE UNIQUE INDEX ON totals (customer COLLATE "C")')
+        store = database.ready(mode="upsert", key=("customer",))
+        assert store.apply(chunks(store, [Total("ann", 1), Total("Ann", 2), Total("ann", 3)]), entry(1))
+        assert database.totals() == [("Ann", 2), ("ann", 3)]
+
     def test_a_database_in_another_encoding(self, database: Database) -> None:
         """Text is checked as UTF-8, so the database has to be."""
         if not database.execute("SELECT 1 FROM pg_database WHERE datname = 'latin'"):

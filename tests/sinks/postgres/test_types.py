@@ -181,6 +181,8 @@ def test_values_at_the_edge_fit(database: Database, type_: Any, column: str, val
         (str, "varchar(3)", "abcd", f"v: 'abcd' has 4 characters, and 3 fit {OF_TOTALS} character varying(3))"),
         (str, "text", "a\0b", r"v: 'a\x00b' has a null character"), (str, "text", "\ud800", "half a character"),
         (str, "size", "xl", "none of its labels, s, l, or larger"), (str, "short", "abcd", "3 fit"),
+        (str, "char(3)", "a ", "v: 'a ' ends with a blank, which char drops: use varchar or text"),
+        (list[str], "char(3)[]", ["a", "b "], "'b ' ends with a blank"), (str, "bpchar", "a ", "ends with a blank"),
         (str | None, "text not null", None, f"v: None does not fit, for the column is NOT NULL {OF_TOTALS} text)"),
         (str | None, "short", None, "NOT NULL"),
         (Decimal, "numeric(5,2)", Decimal("1.005"), "v: 1.005 does not fit 3 digits before the point and 2 after it"),
