@@ -126,9 +126,15 @@ class RowField(msgspec.Struct, frozen=True, kw_only=True):
 
     def _from_int(self, value: int, exact: Any) -> Any:
         try:
-            return exact(value)
+            made = exact(value)
         except OverflowError:
             raise ValueError(f"{self.name}: {shown(value)} is too large for {exact.__name__}") from None
+        if int(made) != value:
+            raise ValueError(
+                f"{self.name}: {shown(value)} is no {exact.__name__}: the nearest is {shown(int(made))}. Declare the "
+                f"field as int or Decimal"
+            )
+        return made
 
 
 def fields_of(type_: Any) -> tuple[RowField, ...]:
