@@ -126,7 +126,7 @@ def _literal_of(kind: FieldKind, column: MySQLColumn, depth_max: int) -> Literal
     made: dict[FieldKind, Callable[[MySQLColumn], Literal]] = {
         FieldKind.BOOL: lambda _: lambda value: "1" if value else "0",
         FieldKind.INT: _integers,
-        FieldKind.FLOAT: lambda _: _double,
+        FieldKind.FLOAT: _doubles,
         FieldKind.STR: _texts,
         FieldKind.BYTES: _binaries,
         FieldKind.DECIMAL: _decimals,
@@ -149,11 +149,18 @@ def _integers(column: MySQLColumn) -> Literal:
     return literal
 
 
-def _double(value: float) -> str:
-    if not math.isfinite(value):
-        raise ValueError(f"it is {value}, which MySQL does not have")
-    text = repr(value)
-    return text if "e" in text else f"{text}e0"  # without an exponent it would be a decimal
+def _doubles(column: MySQLColumn) -> Literal:
+    unsigned = column.unsigned
+
+    def literal(value: float) -> str:
+        if not math.isfinite(value):
+            raise ValueError(f"it is {value}, which MySQL does not have")
+        if unsigned and value < 0:
+            raise ValueError("it is negative")
+        text = repr(value)
+        return text if "e" in text else f"{text}e0"  # without an exponent it would be a decimal
+
+    return literal
 
 
 def _decimals(column: MySQLColumn) -> Literal:
