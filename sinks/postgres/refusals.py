@@ -53,6 +53,8 @@ _FATAL = {
 _FATAL_BY_FUNCTION = {
     "check_enable_rls": "row-level security would hide rows from the role: ALTER ROLE ... BYPASSRLS, ALTER TABLE ... "
     "DISABLE ROW LEVEL SECURITY, or use another role; a function of a trigger may SET row_security = on",
+    "CheckCmdReplicaIdentity": "the publication has to tell rows apart: ALTER TABLE ... ADD PRIMARY KEY, or "
+    "ALTER TABLE ... REPLICA IDENTITY USING INDEX the unique index on the key",
 }
 """By the function of the server that raised it, where the SQLSTATE says too little: the same."""
 _LOGIN_PASSES = re.compile(
@@ -125,6 +127,8 @@ class Refusals:
                 f"PostgreSQL ({self.dsn_shown}) was lost during a request: {said}. Nothing is lost: it is asked again."
             )
         state = "25006" if state == "0A000" and "recovery" in said else state or ""
+        if by_function := _FATAL_BY_FUNCTION.get(error.diag.source_function or ""):
+            return StoreError(f"PostgreSQL ({self.dsn_shown}) refuses: {said} [{state}]: {by_function}.")
         fatal, passing = _longest(_FATAL, state), _longest(_AGAIN, state)
         if passing is not None and len(passing) > len(fatal or ""):
             kind = LockHeld if state == "55P03" else StoreUnavailable
@@ -133,7 +137,6 @@ class Refusals:
                 f"Nothing is lost: it is asked again."
             )
         advice = _FATAL[fatal] if fatal is not None else "correct what it names, then run again; nothing is lost"
-        advice = _FATAL_BY_FUNCTION.get(error.diag.source_function or "", advice)
         refused = NoSuchObject if state == "42704" else StoreError
         return refused(f"PostgreSQL ({self.dsn_shown}) refuses: {said} [{state}]: {advice}.")
 

@@ -378,6 +378,23 @@ class TestApply:
         assert store.apply(waiting, entry(1))
         assert database.totals() == {"append": [("ann", 1), ("bob", 2)], "upsert": [("ann", 2)], "delete": []}[mode]
 
+    @pytest.mark.parametrize("mode", ["upsert", "delete"])
+    def test_a_publication_that_cannot_tell_rows_apart(self, database: Database, mode: str) -> None:
+        """A published table without a replica identity takes no change, ever; with what it says the rows get in."""
+        database.execute("CREATE TABLE totals (customer text NOT NULL, cents bigint)")
+        database.execute("CREATE UNIQUE INDEX by_customer ON totals (customer)")
+        database.execute("INSERT INTO totals VALUES ('ann', 1)")
+        database.execute("CREATE PUBLICATION totals_published FOR TABLE totals")
+        try:
+            store = database.ready(mode=mode, key=("customer",))
+            waiting = chunks(store, [Total("ann", 2)])
+            refused(lambda: store.apply(waiting, entry(1)), StoreError, "[55000]", "REPLICA IDENTITY USING INDEX")
+            database.execute("ALTER TABLE totals REPLICA IDENTITY USING INDEX by_customer")
+            assert store.apply(waiting, entry(1))
+        finally:
+            database.execute("DROP PUBLICATION totals_published")
+        assert database.totals() == ([("ann", 2)] if mode == "upsert" else [])
+
     def test_row_level_security_that_does_not_apply_to_the_owner(self, database: Database, role: str) -> None:
         """The owner of a table passes its policies, unless they are forced."""
         database.execute("GRANT ALL ON SCHEMA public TO clerk")
