@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,12 +12,13 @@ from exactlyonce.sinks.sql.fields import RowField
 
 
 class JsonLines:
-    """The format. *fields*: those that make a line, as an object; None: as msgspec writes the record."""
+    """The format. *fields*: those that make a line, as an object, behind *tag*; None: as msgspec writes the record."""
 
     suffix = "jsonl"
 
-    def __init__(self, fields: Sequence[RowField] | None) -> None:
+    def __init__(self, fields: Sequence[RowField] | None, tag: Mapping[str, Any] | None = None) -> None:
         self._fields = None if fields is None else [(field.name, field.get) for field in fields]
+        self._tag = tag or {}
         self._encode = msgspec.json.Encoder().encode_lines
 
     def encode(self, groups: Sequence[Sequence[Any]]) -> list[tuple[bytes, int]]:
@@ -29,7 +30,8 @@ class JsonLines:
 
     def _object(self, record: Any) -> dict[str, Any]:
         assert self._fields is not None
-        return {name: value for name, get in self._fields if (value := get(record)) is not msgspec.UNSET}
+        fields = {name: value for name, get in self._fields if (value := get(record)) is not msgspec.UNSET}
+        return {**self._tag, **fields} if self._tag else fields
 
     def open(self, file: ByteFile) -> LinesFile:
         """A new file."""
