@@ -9,28 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time
-from enum import Enum
 from typing import Any
 
 from msgspec import inspect
 
 from exactlyonce.pipeline import schema
-from exactlyonce.sinks.sql.fields import RowField, fields_of
+from exactlyonce.sinks.sql.fields import EXACT, FieldKind, RowField, exactly, fields_of, shown
 
 
 @dataclass(frozen=True)
 class Scalar:
-    """A type without parts. *plain* makes a value, not None, into the class that it is written from."""
+    """A type without parts. *plain* makes a value of the kind into the class that it is written from."""
 
     name: str
+    kind: FieldKind
     plain: Callable[[Any], Any] | None = None
 
     def convert(self, value: Any) -> Any:
         """*value* as it is written."""
         if value is None:
             return None
-        if isinstance(value, Enum):
-            value = value.value
+        value = exactly(value, self.kind)
         return value if self.plain is None else self.plain(value)
 
 
@@ -42,7 +41,14 @@ class ListOf:
 
     def convert(self, value: Any) -> Any:
         """*value* as a list."""
-        return None if value is None else list(map(self.item.convert, value))
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple | set | frozenset):
+            raise TypeError(f"{shown(value)} is {type(value).__name__}, not a list")
+        item = self.item
+        if isinstance(item, Scalar) and item.plain is None and set(map(type, value)) <= EXACT[item.kind]:
+            return list(value)
+        return list(map(item.convert, value))
 
 
 @dataclass(frozen=True)
@@ -67,10 +73,11 @@ class Fields:
         """*value* as a dict."""
         if value is None:
             return None
-        return {column.field.name: column.type.convert(column.field.get(value)) for column in self.columns}
+        return {column.field.name: column.within(value) for column in self.columns}
 
 
 ColumnType = Scalar | ListOf | MapOf | Fields
+_REFUSALS = (AttributeError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -83,12 +90,26 @@ class Column:
     def values(self, records: Sequence[Any]) -> list[Any]:
         """The column of these records; whether None is admitted is for the writer of the format to look at."""
         values = self.field.values(records) if isinstance(self.type, Scalar) else list(map(self.field.get, records))
-        if isinstance(self.type, Scalar) and self.type.plain is None:
+        if isinstance(self.type, Scalar) and self.type.plain is None and self.type.kind is self.field.kind:
             return values
         try:
             return list(map(self.type.convert, values))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise type(error)(f"{self.field.name}: {error}") from None
+        except _REFUSALS as error:
+            raise self._named(error) from None
+
+    def within(self, record: Any) -> Any:
+        """The column of a record within a record, in which no None is written that the type does not admit."""
+        try:
+            value = self.field.get(record)
+            if value is None and not self.field.nullable:
+                raise ValueError("None, which the type does not admit")
+            return self.type.convert(value)
+        except _REFUSALS as error:
+            raise self._named(error) from None
+
+    def _named(self, error: Exception) -> Exception:
+        kind = TypeError if isinstance(error, AttributeError | KeyError | TypeError) else ValueError
+        return kind(f"{self.field.name}: {error}")
 
 
 def columns_of(type_: Any) -> tuple[Column, ...]:
@@ -173,17 +194,20 @@ def _time_of_day(value: time) -> time:
     return value
 
 
-_INT, _FLOAT, _STR = Scalar("int"), Scalar("float"), Scalar("str")
-_INSTANT, _LOCAL, _TIME = Scalar("instant", _instant), Scalar("local", _local), Scalar("time", _time_of_day)
+_INT, _FLOAT = Scalar("int", FieldKind.INT), Scalar("float", FieldKind.FLOAT)
+_STR, _BYTES = Scalar("str", FieldKind.STR), Scalar("bytes", FieldKind.BYTES)
+_INSTANT = Scalar("instant", FieldKind.DATETIME, _instant)
+_LOCAL = Scalar("local", FieldKind.DATETIME, _local)
+_TIME = Scalar("time", FieldKind.TIME, _time_of_day)
 _SCALARS = {
-    inspect.BoolType: Scalar("bool"),
+    inspect.BoolType: Scalar("bool", FieldKind.BOOL),
     inspect.IntType: _INT,
     inspect.FloatType: _FLOAT,
     inspect.StrType: _STR,
-    inspect.BytesType: Scalar("bytes"),
-    inspect.ByteArrayType: Scalar("bytes", bytes),
-    inspect.MemoryViewType: Scalar("bytes", bytes),
-    inspect.DecimalType: Scalar("decimal"),
-    inspect.DateType: Scalar("date"),
-    inspect.UUIDType: Scalar("str", str),
+    inspect.BytesType: _BYTES,
+    inspect.ByteArrayType: _BYTES,
+    inspect.MemoryViewType: _BYTES,
+    inspect.DecimalType: Scalar("decimal", FieldKind.DECIMAL),
+    inspect.DateType: Scalar("date", FieldKind.DATE),
+    inspect.UUIDType: Scalar("str", FieldKind.UUID, str),
 }

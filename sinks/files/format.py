@@ -47,10 +47,15 @@ class FileFormat(Protocol):
     """A format, for records of one type, some of whose fields are in the folders' names."""
 
     suffix: str
+    part_bytes: int
+    """About what encoded rows that are held take, however few they are."""
 
     def encode(self, groups: Sequence[Sequence[Any]], /) -> Sequence[tuple[Any, int]]:
         """Of each group of records, the rows and about their size in bytes. ValueError or TypeError says what of a
         record does not fit."""
+
+    def joined(self, contents: list[Any], /) -> Any:
+        """Encoded rows behind one another, in memory of their own: what they were a part of may go."""
 
     def open(self, file: ByteFile, /) -> RowsFile:
         """A new file."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,28 +12,40 @@ from exactlyonce.sinks.sql.fields import RowField
 
 
 class JsonLines:
-    """The format. *fields*: those that make a line, as an object; None: as msgspec writes the record."""
+    """The format. *fields*: those that make a line, as an object, behind *tag*; None: as msgspec writes the record."""
 
     suffix = "jsonl"
+    part_bytes = 64
 
-    def __init__(self, fields: Sequence[RowField] | None) -> None:
+    def __init__(self, fields: Sequence[RowField] | None, tag: Mapping[str, Any] | None = None) -> None:
         self._fields = None if fields is None else [(field.name, field.get) for field in fields]
+        self._tag = tag or {}
         self._encode = msgspec.json.Encoder().encode_lines
 
     def encode(self, groups: Sequence[Sequence[Any]]) -> list[tuple[bytes, int]]:
         """The lines of each group, each with its end."""
-        return [(lines, len(lines)) for lines in map(self._lines, groups)]
+        return [(lines, len(lines)) for lines in map(_of_their_size, map(self._lines, groups))]
 
     def _lines(self, records: Sequence[Any]) -> bytes:
         return self._encode(records if self._fields is None else list(map(self._object, records)))
 
     def _object(self, record: Any) -> dict[str, Any]:
         assert self._fields is not None
-        return {name: value for name, get in self._fields if (value := get(record)) is not msgspec.UNSET}
+        fields = {name: value for name, get in self._fields if (value := get(record)) is not msgspec.UNSET}
+        return {**self._tag, **fields} if self._tag else fields
+
+    def joined(self, contents: list[bytes]) -> bytes:
+        """All lines."""
+        return b"".join(contents)
 
     def open(self, file: ByteFile) -> LinesFile:
         """A new file."""
         return LinesFile(file)
+
+
+def _of_their_size(lines: bytes) -> bytes:
+    """A few lines, without the kilobyte that they were encoded in."""
+    return lines if len(lines) > 1024 else bytes(memoryview(lines))
 
 
 class LinesFile:

@@ -15,6 +15,8 @@ from exactlyonce.sinks.files.format import ByteFile
 DECIMAL_DIGITS, DECIMAL_SCALE = 38, 18
 """Of every decimal: what Spark takes where nothing else is said."""
 
+_ARRAY_BYTES = 400
+"""What an array of a row takes, as measured: objects, and buffers of 64 bytes."""
 _SCALARS = {
     "bool": pa.bool_(),
     "int": pa.int64(),
@@ -42,6 +44,11 @@ def arrow_type(type_: ColumnType) -> Any:
             return pa.struct([_field(column) for column in columns])
 
 
+def _arrays(type_: Any) -> int:
+    """How many arrays an array of the type consists of."""
+    return 1 + sum(_arrays(type_.field(each).type) for each in range(type_.num_fields))
+
+
 def _field(column: Column) -> Any:
     return pa.field(column.field.name, arrow_type(column.type), nullable=column.field.nullable)
 
@@ -54,9 +61,10 @@ class Parquet:
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
         self.schema = pa.schema([_field(column) for column in columns])
+        self.part_bytes = _ARRAY_BYTES * sum(_arrays(field.type) for field in self.schema)
 
     def encode(self, groups: Sequence[Sequence[Any]]) -> list[tuple[Any, int]]:
-        """A record batch for each group: all are parts of one, which is made at once."""
+        """A record batch for each group: all are parts of one, which is made at once, and lives as long as any."""
         records = groups[0] if len(groups) == 1 else list(chain.from_iterable(groups))
         arrays = [self._array(column, records) for column in self._columns]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -81,6 +89,11 @@ class Parquet:
         if array.null_count and not column.field.nullable:
             raise ValueError(f"{name}: None, which the type does not admit")
         return array
+
+    def joined(self, contents: list[Any]) -> Any:
+        """One batch, of memory of its own."""
+        columns = [pa.concat_arrays(arrays) for arrays in zip(*(each.columns for each in contents), strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def open(self, file: ByteFile) -> ParquetFile:
         """A new file."""

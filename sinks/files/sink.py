@@ -173,7 +173,7 @@ class FileSink(Sink[T]):
 
     def _format(self, type_: Any) -> FileFormat:
         if self.format == "jsonl":
-            return JsonLines(self._fields_of_lines(type_))
+            return JsonLines(self._fields_of_lines(type_), _tag_of(type_))
         with needing("files", "pyarrow", f"FileSink({self.path!r}, format={self.format!r})"):
             from exactlyonce.sinks.files.parquet import Parquet
         return Parquet([column for column in columns_of(type_) if column.field.name not in self.partition_by])
@@ -185,6 +185,13 @@ class FileSink(Sink[T]):
         if not (positions or self.partition_by):
             return None
         return [field for field in fields_of(type_) if field.name not in self.partition_by]
+
+
+def _tag_of(type_: Any) -> dict[str, Any]:
+    """What says on the wire which of several types a record has."""
+    info: Any = inspect.type_info(type_)
+    name = getattr(info, "tag_field", None)
+    return {} if name is None else {name: info.tag}
 
 
 def _path_problems(path: str) -> Iterator[str]:

@@ -24,7 +24,7 @@ from exactlyonce.sinks.files.layout import SinkFolder, StagedList, WaitingFile, 
 GROUP_BYTES = 16 << 20
 """Held back of one folder, before they are written together."""
 HELD_BYTES_MAX = 64 << 20
-"""Held back of all folders."""
+"""Held back of all folders, in memory: a half is joined contents, a quarter loose ones, the rest for copying those."""
 OPEN_MAX = 128
 """Files that are open at once: a sink that writes to more folders than that gets more and smaller files."""
 SYNCED_AT_ONCE = 16
@@ -88,6 +88,11 @@ class _Held:
     contents: list[Any] = field(default_factory=list)
     rows: int = 0
     size: int = 0
+    joined: int = 0
+    """So many of the first contents are joined ones, of their own memory; the others are loose."""
+    joined_size: int = 0
+    memory: int = 0
+    """That joined contents take, with what they take beside their rows."""
 
 
 @dataclass
@@ -110,7 +115,10 @@ class StagedFiles:
     clock: Clock
     _held: dict[str, _Held] = field(default_factory=dict)
     """By folder."""
-    _held_bytes: int = 0
+    _joined_bytes: int = 0
+    """That joined contents take."""
+    _loose_bytes: int = 0
+    """That all parts take that have come since the last join: one that is held may keep the others."""
     _open: dict[str, _OpenFile] = field(default_factory=dict)
     """By folder, that written to last at the end."""
     _closed: list[tuple[str, WaitingFile]] = field(default_factory=list)
@@ -132,11 +140,25 @@ class StagedFiles:
             held.contents.append(part.content)
             held.rows += part.rows
             held.size += part.size
-            self._held_bytes += part.size
+            self._loose_bytes += part.size + self.format.part_bytes
             if held.size >= group:
                 self._flush(part.folder)
-        while self._held_bytes > HELD_BYTES_MAX:
-            self._flush(max(self._held, key=lambda folder: self._held[folder].size))
+        if self._loose_bytes > HELD_BYTES_MAX // 4:
+            self._join()
+
+    def _join(self) -> None:
+        """Copy what is loose, which lets go of all that it was a part of; then write the largest folders."""
+        for held in self._held.values():
+            if loose := held.contents[held.joined :]:
+                held.contents[held.joined :] = [self.format.joined(loose)]
+                held.joined += 1
+                memory = held.size - held.joined_size + self.format.part_bytes
+                held.joined_size = held.size
+                held.memory += memory
+                self._joined_bytes += memory
+        self._loose_bytes = 0
+        while self._joined_bytes > HELD_BYTES_MAX // 2:
+            self._flush(max(self._held, key=lambda folder: self._held[folder].memory))
 
     def _is_old(self, folder: str, now_ms: int) -> bool:
         interval_ms = self.rolling.interval_ms
@@ -146,7 +168,9 @@ class StagedFiles:
     def _flush(self, folder: str) -> None:
         """Write what is held back of *folder*, as one group of rows."""
         held = self._held.pop(folder)
-        self._held_bytes -= held.size
+        self._joined_bytes -= held.memory
+        if not self._held:
+            self._loose_bytes = 0
         file = self._open.pop(folder, None)
         if file is None:
             if len(self._open) >= OPEN_MAX:

@@ -6,7 +6,7 @@ written in hexadecimal. A literal is UTF-8, which the session's character set is
 or refuse, as far as its type tells, is refused here, with the field, the column, and why.
 
 A row is ``(1,'a',NULL),`` and a form feed, which is white space in SQL: rows behind one another are what follows
-VALUES, but for the last comma.
+VALUES, but for the last comma. Of a delete it is ``1,`` where the key is one column, and else ``(`a`=1 AND `b`='x'),``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from uuid import UUID
 
 import msgspec
 
+from exactlyonce.sinks.mysql.session import quoted
 from exactlyonce.sinks.mysql.table import MySQLColumn
 from exactlyonce.sinks.sql.fields import FieldKind, RowField
 
@@ -74,11 +75,10 @@ class ColumnLiterals:
 class MySQLRowEncoder:
     """Turns records into rows of SQL; see `RowEncoder`."""
 
-    def __init__(self, columns: Sequence[ColumnLiterals], bare: bool, bytes_max: int) -> None:
-        """*bare*: rows of one column, without their brackets. *bytes_max*: of a row."""
+    def __init__(self, columns: Sequence[ColumnLiterals], template: str, bytes_max: int) -> None:
+        """*template*: of a row, see `values_template` and `found_template`. *bytes_max*: of a row."""
         self._columns = columns
-        values = ",".join(["%s"] * len(columns))
-        self._template = (values if bare else f"({values})") + ROW_END
+        self._template = template + ROW_END
         self._bytes_max = bytes_max
 
     def encode(self, records: Sequence[Any]) -> list[bytes]:
@@ -91,6 +91,26 @@ class MySQLRowEncoder:
                 f"SET GLOBAL max_allowed_packet on the server, and in its configuration"
             )
         return rows
+
+
+def values_template(names: Sequence[str]) -> str:
+    """Where the literals of these columns go, in a row that is inserted."""
+    return f"({','.join(['%s'] * len(names))})"
+
+
+def found_template(names: Sequence[str]) -> str:
+    """Where the literals of these columns go, in what finds a row that is deleted.
+
+    No list of pairs: for `(a,b) IN ((..),(..))` MariaDB compares bytes of UTF-8 with those of a latin1 column, and
+    finds no row, or another one.
+
+    >>> found_template(["shop"]), found_template(["shop", "10%"])
+    ('%s', '(`shop`=%s AND `10%%`=%s)')
+    """
+    if len(names) == 1:
+        return "%s"
+    escaped = [quoted(name).replace("%", "%%") for name in names]
+    return f"({' AND '.join(f'{name}=%s' for name in escaped)})"
 
 
 def _literal_of(kind: FieldKind, column: MySQLColumn, depth_max: int) -> Literal:
@@ -106,7 +126,7 @@ def _literal_of(kind: FieldKind, column: MySQLColumn, depth_max: int) -> Literal
     made: dict[FieldKind, Callable[[MySQLColumn], Literal]] = {
         FieldKind.BOOL: lambda _: lambda value: "1" if value else "0",
         FieldKind.INT: _integers,
-        FieldKind.FLOAT: lambda _: _double,
+        FieldKind.FLOAT: _doubles,
         FieldKind.STR: _texts,
         FieldKind.BYTES: _binaries,
         FieldKind.DECIMAL: _decimals,
@@ -129,11 +149,18 @@ def _integers(column: MySQLColumn) -> Literal:
     return literal
 
 
-def _double(value: float) -> str:
-    if not math.isfinite(value):
-        raise ValueError(f"it is {value}, which MySQL does not have")
-    text = repr(value)
-    return text if "e" in text else f"{text}e0"  # without an exponent it would be a decimal
+def _doubles(column: MySQLColumn) -> Literal:
+    unsigned = column.unsigned
+
+    def literal(value: float) -> str:
+        if not math.isfinite(value):
+            raise ValueError(f"it is {value}, which MySQL does not have")
+        if unsigned and value < 0:
+            raise ValueError("it is negative")
+        text = repr(value)
+        return text if "e" in text else f"{text}e0"  # without an exponent it would be a decimal
+
+    return literal
 
 
 def _decimals(column: MySQLColumn) -> Literal:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from exactlyonce.pipeline.errors import StoreError, require
 from exactlyonce.sinks.mysql import ledger
 from exactlyonce.sinks.mysql.address import MySQLAddress
-from exactlyonce.sinks.mysql.literals import ROW_END, ColumnLiterals, MySQLRowEncoder
+from exactlyonce.sinks.mysql.literals import ROW_END, ColumnLiterals, MySQLRowEncoder, found_template, values_template
 from exactlyonce.sinks.mysql.session import TIMEOUT_S, MySQLSession, quoted
 from exactlyonce.sinks.mysql.table import ENGINE, MySQLTable, check_ledger, create_statement, read_table, table_problems
 from exactlyonce.sinks.sql.fields import RowField
@@ -21,6 +21,8 @@ DELETED_AT_ONCE = 500
 _JSON_DEPTH_MAX = {True: 31, False: 100}
 """By whether it is MariaDB."""
 _END = ROW_END.encode()
+_OR = b"OR"
+"""Between conditions in brackets. It is no longer than what ends a row."""
 
 
 class MySQLStore:
@@ -103,8 +105,7 @@ class MySQLStore:
             ColumnLiterals(field, self._name, columns[field.name], field.name in self._key, depth_max)
             for field in self._fields
         ]
-        bare = self._mode == "delete" and len(literals) == 1
-        return MySQLRowEncoder(literals, bare, self._rows_bytes_max)
+        return MySQLRowEncoder(literals, self._template, self._rows_bytes_max)
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `Store`."""
@@ -148,14 +149,20 @@ class MySQLStore:
         """What stands before and behind the rows of a statement."""
         columns = ",".join(quoted(field.name) for field in self._fields)
         if self._mode == "delete":
-            found = columns if len(self._fields) == 1 else f"({columns})"
-            return f"DELETE FROM {quoted(self._name)} WHERE {found} IN (".encode(), b")"
+            deletes = f"DELETE FROM {quoted(self._name)} WHERE ".encode()
+            return (deletes + f"{columns} IN (".encode(), b")") if len(self._fields) == 1 else (deletes, b"")
         before = f"INSERT INTO {quoted(self._name)} ({columns}) VALUES ".encode()
         if self._mode == "append":
             return before, b""
         others = [quoted(field.name) for field in self._fields if field.name not in self._key]
         sets = [f"{name}=VALUES({name})" for name in others] or [f"{quoted(self._key[0])}={quoted(self._key[0])}"]
         return before, f" ON DUPLICATE KEY UPDATE {','.join(sets)}".encode()
+
+    @property
+    def _template(self) -> str:
+        """Of a row."""
+        names = [field.name for field in self._fields]
+        return found_template(names) if self._mode == "delete" else values_template(names)
 
     @property
     def _rows_bytes_max(self) -> int:
@@ -185,10 +192,9 @@ class MySQLStore:
 
     def _keys(self, rows: bytes) -> Iterator[bytes]:
         keys = rows.split(_END)
-        if len(keys) == 1 and len(self._fields) > 1:
-            keys *= 2  # MariaDB reads the whole table for a list of one pair, and the index for one of two
+        between = _END if len(self._fields) == 1 else _OR
         for start in range(0, len(keys), DELETED_AT_ONCE):
-            yield _END.join(keys[start : start + DELETED_AT_ONCE])
+            yield between.join(keys[start : start + DELETED_AT_ONCE])
 
     def _require_that_it_fits(self, size: int) -> None:
         """The server would cut the connection, which looks as if it were away."""
@@ -224,8 +230,7 @@ class MySQLStore:
     def _try_rights(self) -> None:
         """Explain the statements that will be run: that takes the same rights, and changes nothing."""
         before, behind = self._around
-        nulls = ",".join(["NULL"] * len(self._fields))
-        row = nulls if self._mode == "delete" and len(self._fields) == 1 else f"({nulls})"
+        row = self._template % (("NULL",) * len(self._fields))
         try:
             self._session.ask(f"EXPLAIN {before.decode()}{row}{behind.decode()}")
         except StoreError as error:

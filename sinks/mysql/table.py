@@ -159,6 +159,9 @@ def _type_problems(table: str, field: RowField, column: MySQLColumn) -> Iterator
             f"its column {column.name!r} is {column.type}, and a field of {field.kind.value} needs one of {takes}: "
             f"{alter} {made}"
         )
+    elif column.data_type == "double" and column.scale is not None:
+        double = "DOUBLE UNSIGNED" if column.unsigned else "DOUBLE"
+        yield f"its column {column.name!r} is {column.type}, which rounds: {alter} {double}"
     elif column.charset is not None and column.charset not in CHARSETS:
         yield (
             f"its column {column.name!r} has the character set {column.charset}: "

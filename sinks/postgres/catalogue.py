@@ -139,11 +139,17 @@ def _kind_problems(connection: PostgresConnection, target: Target) -> Iterator[s
 
 
 def _index_problems(connection: PostgresConnection, target: Target, key: Sequence[str]) -> Iterator[str]:
-    found = [set(columns) for (columns,) in connection.rows(_UNIQUE, (target.oid,))]
-    if set(key) not in found:
+    indexes = connection.rows(_UNIQUE, (target.oid,))
+    found = {shown: as_columns for shown, as_columns, columns in indexes if set(columns) == set(key)}
+    if not any(found.values()):
         columns = sql.SQL(", ").join(map(sql.Identifier, key))
         create = sql.SQL("CREATE UNIQUE INDEX ON {} ({})").format(target.name, columns).as_string(None)
         yield f"it has no unique index on exactly ({', '.join(key)}), all rows, not deferrable: {create}"
+    for shown in (shown for shown, as_columns in found.items() if not as_columns):
+        yield (
+            f"its unique index {shown} has another collation than its column, by which it takes other texts for one "
+            f"key, and an upsert would change another key's row: DROP INDEX {shown}"
+        )
 
 
 def _right_problems(
@@ -210,9 +216,15 @@ SELECT has_table_privilege(it, action)
 FROM (SELECT $1::oid AS it, $2::text AS action, $3::text[] AS names) asked
 """
 _UNIQUE = """
-SELECT (SELECT array_agg(a.attname::text) FROM pg_attribute a
+SELECT i.indexrelid::regclass::text,
+    coalesce((SELECT bool_and(i.indcollation[n] = a.attcollation OR NOT EXISTS (
+            SELECT FROM pg_collation c WHERE c.oid IN (i.indcollation[n], a.attcollation) AND NOT c.collisdeterministic
+        )) FROM generate_series(0, i.indnkeyatts - 1) n
+            JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n]), true),
+    (SELECT array_agg(a.attname::text) FROM pg_attribute a
         WHERE a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]))
 FROM pg_index i
 WHERE i.indrelid = $1::oid AND i.indisunique AND i.indisvalid AND i.indisready AND i.indimmediate
     AND i.indpred IS NULL AND i.indexprs IS NULL
 """
+"""Each index, and whether it takes for equal what its columns do: of deterministic collations only what is the same."""

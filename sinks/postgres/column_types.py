@@ -117,7 +117,7 @@ def _scalar(kind: FieldKind, column: PostgresColumn) -> Texts | None:
     if kind is FieldKind.STR and column.labels:
         return copy_text.labels(column.labels)
     if kind is FieldKind.STR and base in ("text", "varchar", "bpchar", "citext"):
-        return copy_text.strings(modifier - 4 if modifier >= 4 else None)
+        return copy_text.strings(modifier - 4 if modifier >= 4 else None, padded=base == "bpchar")
     if kind is FieldKind.DATETIME and base in ("timestamp", "timestamptz"):
         return copy_text.timestamps(base == "timestamptz", modifier if modifier >= 0 else 6)
     if kind is FieldKind.TIME and base == "time":

@@ -217,10 +217,13 @@ SELECT set_config('application_name', {name}, true), set_config('lock_timeout', 
     set_config('statement_timeout', '0', true), set_config('idle_in_transaction_session_timeout', {idle}, true),
     set_config('tcp_keepalives_idle', '10', true), set_config('tcp_keepalives_interval', '5', true),
     set_config('tcp_keepalives_count', '4', true),
-    set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true);
+    set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), true),
+    set_config('intervalstyle', 'postgres', true), set_config('array_nulls', 'on', true),
+    set_config('row_security', 'off', true);
 SELECT set_config(name, value, true)
 FROM (VALUES ('client_connection_check_interval', '10s'), ('transaction_timeout', '0')) AS newer (name, value)
 WHERE current_setting(name, true) IS NOT NULL
 """
 """Locks are waited for briefly, and statements as long as the client does; a dead client's transaction ends soon; what
-is committed is durable. The last two settings came with later versions."""
+is committed is durable. What texts mean is as they were written; and where row-level security would hide rows, the
+server raises instead. The last two settings came with later versions."""

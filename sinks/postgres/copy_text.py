@@ -8,7 +8,7 @@ the column is refused here, with the name of the field, as far as the column tel
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Context, Decimal, Inexact, InvalidOperation
@@ -19,10 +19,12 @@ from uuid import UUID
 
 import msgspec
 
-from exactlyonce.sinks.sql.fields import RowField, shown
+from exactlyonce.sinks.sql.fields import FieldKind, RowField, shown
 
 MARK_BYTES = 8
 """So many ASCII characters before each line."""
+INDEXED_BYTES_MAX = 2600
+"""Of the texts and bytes of a key: an entry of a btree has 2,704, and other columns of the key are short."""
 
 Texts = Callable[[list[Any]], Sequence[str]]
 """From values of a column, none of them None, to the texts that its type reads; ValueError for what it would refuse."""
@@ -75,17 +77,38 @@ class ColumnText(msgspec.Struct, frozen=True, kw_only=True):
 class CopyEncoder:
     """Encodes records as marked lines."""
 
-    def __init__(self, columns: Sequence[ColumnText], mark: str) -> None:
+    def __init__(self, columns: Sequence[ColumnText], mark: str, indexed: Collection[str] = ()) -> None:
+        """*indexed*: the names of the columns that a unique index holds together."""
         self._columns = columns
         self._mark = mark
+        self._indexed = [
+            column for column in columns
+            if column.field.name in indexed and column.field.kind in (FieldKind.STR, FieldKind.BYTES)
+        ]  # fmt: skip
 
     def encode(self, records: Sequence[Any]) -> list[bytes]:
         """A line for each record, its newline included."""
         if not records:
             return []
         columns = [column.encode(records) for column in self._columns]
+        if self._indexed:
+            self._require_that_an_index_holds(records)
         lines = f"\n{self._mark}".join(map("\t".join, zip(*columns, strict=True)))
         return f"{self._mark}{lines}\n".encode().splitlines(keepends=True)
+
+    def _require_that_an_index_holds(self, records: Sequence[Any]) -> None:
+        sizes = [list(map(_size, column.field.values(records))) for column in self._indexed]
+        size = max(map(sum, zip(*sizes, strict=True)))
+        if size > INDEXED_BYTES_MAX:
+            names = ", ".join(column.field.name for column in self._indexed)
+            raise ValueError(
+                f"{names}: a key of {size:,} bytes is longer than the {INDEXED_BYTES_MAX:,} that an index "
+                f"holds in any case: take a shorter one, or a digest of it ({self._indexed[0].table})"
+            )
+
+
+def _size(value: str | bytes) -> int:
+    return len(value) if isinstance(value, bytes) or value.isascii() else len(value.encode())
 
 
 def mark_of(mode: str, key: Sequence[str], fields: Sequence[RowField]) -> str:
@@ -182,8 +205,10 @@ def _fitted(value: Decimal, precision: int, scale: int, context: Context) -> str
 
 
 def _any_decimals(values: list[Decimal]) -> list[str]:
-    if all(map(Decimal.is_finite, values)) and all(-16383 < value.adjusted() < 131072 for value in values):
-        return list(map(str, values))
+    if all(map(Decimal.is_finite, values)) and all(-8000 < value.adjusted() < 131072 for value in values):
+        texts = list(map(str, values))
+        if max(map(len, texts)) < 8000:  # so few digits from there on do not come to the 16,383rd behind the point
+            return texts
     return [_any_decimal(value) for value in values]
 
 
@@ -196,13 +221,15 @@ def _any_decimal(value: Decimal) -> str:
     return str(value)
 
 
-def strings(limit: int | None) -> Texts:
-    """Text of at most *limit* characters."""
+def strings(limit: int | None, padded: bool = False) -> Texts:
+    """Text of at most *limit* characters. *padded*: of a column in which blanks at the end do not count."""
 
     def texts(values: list[str]) -> list[str]:
         if limit is not None and max(map(len, values)) > limit:
             value = max(values, key=len)
             raise ValueError(f"{shown(value)} has {len(value)} characters, and {limit} fit")
+        if padded and (blank := next((value for value in values if value.endswith(" ")), None)) is not None:
+            raise ValueError(f"{shown(blank)} ends with a blank, which char drops: use varchar or text")
         return values
 
     return texts

@@ -50,6 +50,13 @@ _FATAL = {
     "XX002": "an index is damaged: REINDEX it",
 }
 """By SQLSTATE or its beginning: what comes again, and what to do."""
+_FATAL_BY_FUNCTION = {
+    "check_enable_rls": "row-level security would hide rows from the role: ALTER ROLE ... BYPASSRLS, ALTER TABLE ... "
+    "DISABLE ROW LEVEL SECURITY, or use another role; a function of a trigger may SET row_security = on",
+    "CheckCmdReplicaIdentity": "the publication has to tell rows apart: ALTER TABLE ... ADD PRIMARY KEY, or "
+    "ALTER TABLE ... REPLICA IDENTITY USING INDEX the unique index on the key",
+}
+"""By the function of the server that raised it, where the SQLSTATE says too little: the same."""
 _LOGIN_PASSES = re.compile(
     r"starting up|shutting down|not (yet )?accepting connections|recovery mode|too many (clients|connections)|"
     r"remaining connection slots|connection limit|refused|timeout|timed out|reset by peer|closed the connection|"
@@ -120,6 +127,8 @@ class Refusals:
                 f"PostgreSQL ({self.dsn_shown}) was lost during a request: {said}. Nothing is lost: it is asked again."
             )
         state = "25006" if state == "0A000" and "recovery" in said else state or ""
+        if by_function := _FATAL_BY_FUNCTION.get(error.diag.source_function or ""):
+            return StoreError(f"PostgreSQL ({self.dsn_shown}) refuses: {said} [{state}]: {by_function}.")
         fatal, passing = _longest(_FATAL, state), _longest(_AGAIN, state)
         if passing is not None and len(passing) > len(fatal or ""):
             kind = LockHeld if state == "55P03" else StoreUnavailable

@@ -92,7 +92,7 @@ class PostgresStore(Store):
         catalogue.check_target(self._connection, self._sink, self._fields, target)
         table = f"table {target.shown}"
         texts = [column_text(field, table, target.columns[field.name]) for field in self._fields]
-        return CopyEncoder(texts, self._mark)
+        return CopyEncoder(texts, self._mark, indexed=self._sink.key if self._sink.mode == "upsert" else ())
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `Store`. Whoever of an older incarnation applies something has a moment to end; then its session ends."""

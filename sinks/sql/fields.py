@@ -109,26 +109,44 @@ class RowField(msgspec.Struct, frozen=True, kw_only=True):
         return list(value) if kind is None else [None if item is None else self._exact(item, kind) for item in value]
 
     def _exact(self, value: Any, kind: FieldKind) -> Any:
-        """*value* as the class of its kind that a database is given."""
-        if isinstance(value, Enum):
-            value = value.value
-        (exact,) = EXACT[kind]
-        if type(value) is exact:
-            return value
-        refused = isinstance(value, bool) or (kind is FieldKind.DATE and isinstance(value, datetime))
-        if not refused and isinstance(value, exact):
-            return _BASE[kind](value)
-        if not refused and type(value) is int and kind in (FieldKind.FLOAT, FieldKind.DECIMAL):
-            return self._from_int(value, exact)
-        if kind is FieldKind.BYTES and isinstance(value, bytearray | memoryview):
-            return bytes(value)
-        raise TypeError(f"{self.name}: {shown(value)} is {_class(value)}, not {kind.value}")
-
-    def _from_int(self, value: int, exact: Any) -> Any:
         try:
-            return exact(value)
-        except OverflowError:
-            raise ValueError(f"{self.name}: {shown(value)} is too large for {exact.__name__}") from None
+            return exactly(value, kind)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.name}: {error}") from None
+
+
+def exactly(value: Any, kind: FieldKind) -> Any:
+    """*value* as the class of its kind, which loses nothing. TypeError or ValueError for what would be another value.
+
+    >>> exactly(3, FieldKind.FLOAT), exactly(bytearray(b"x"), FieldKind.BYTES)
+    (3.0, b'x')
+    """
+    if isinstance(value, Enum):
+        value = value.value
+    (exact,) = EXACT[kind]
+    if type(value) is exact:
+        return value
+    refused = isinstance(value, bool) or (kind is FieldKind.DATE and isinstance(value, datetime))
+    if not refused and isinstance(value, exact):
+        return _BASE[kind](value)
+    if not refused and type(value) is int and kind in (FieldKind.FLOAT, FieldKind.DECIMAL):
+        return _from_int(value, exact)
+    if kind is FieldKind.BYTES and isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(f"{shown(value)} is {_class(value)}, not {kind.value}")
+
+
+def _from_int(value: int, exact: Any) -> Any:
+    try:
+        made = exact(value)
+    except OverflowError:
+        raise ValueError(f"{shown(value)} is too large for {exact.__name__}") from None
+    if int(made) != value:
+        raise ValueError(
+            f"{shown(value)} is no {exact.__name__}: the nearest is {shown(int(made))}. Declare the field as int or "
+            f"Decimal"
+        )
+    return made
 
 
 def fields_of(type_: Any) -> tuple[RowField, ...]:

@@ -38,6 +38,10 @@ class Line(NamedTuple):
     pieces: int
 
 
+AnyLine: Any = Line
+"""With what its type does not admit."""
+
+
 class EncodedPart(TypedDict, total=False):
     """A record of which a field may be absent."""
 
@@ -127,7 +131,17 @@ class One(msgspec.Struct):
         (Annotated[datetime, msgspec.Meta(tz=False)], datetime(2026, 1, 1, tzinfo=timezone.utc), "has a time zone"),
         (time, time(1, tzinfo=timezone.utc), "has a time zone"),
         (date, datetime(2026, 1, 1), "not date"),
-        (list[int], ["x"], "Could not convert 'x'"),
+        (list[int], ["x"], "'x' is str, not int"),
+        (list[str], "text", "'text' is str, not a list"),
+        (list[date], [datetime(2026, 1, 1, 12)], "is datetime, not date"),
+        (list[float], [True], "True is bool, not float"),
+        (list[float], [2**53 + 1], "9007199254740993 is no float"),
+        (list[bool], [1], "1 is int, not bool"),
+        (dict[str, float], {"a": True}, "True is bool, not float"),
+        (Line, AnyLine("nut", None), "pieces: None, which the type does not admit"),
+        (list[Line], [AnyLine("nut", "2")], "pieces: '2' is str, not int"),
+        (dict[str, Line], {"a": AnyLine(None, 2)}, "article: None, which the type does not admit"),
+        (Line, object(), "has no attribute 'article'"),
         (dict[str, int], {"a": 2**64}, "larger than 64 bits"),
     ],
 )

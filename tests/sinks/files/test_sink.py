@@ -17,6 +17,7 @@ from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.sinks import FileSink
 from exactlyonce.sinks.committer import Committing
+from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 class Total(msgspec.Struct):
@@ -78,6 +79,24 @@ def test_types_that_a_format_cannot_hold_are_problems(type_: Any, options: dict[
     sink: FileSink[Any] = FileSink("/data/totals", **options)
     found = list(sink.problems(type_))
     assert (problem in found[0] and len(found) == 1) if problem else not found
+
+
+class Tagged(msgspec.Struct, tag_field="kind", tag="tagged"):
+    """A record that says on the wire which one it is."""
+
+    customer: str
+    cents: int
+
+
+@pytest.mark.parametrize("partition_by", [(), ("customer",)])
+def test_a_line_has_the_tag_of_its_record(make_target, stage, partition_by: tuple[str, ...]) -> None:
+    """A Struct's tag is in its line, also where fields of it are in the folder's name."""
+    target = make_target(Tagged, partition_by=partition_by)
+    target.led()
+    committable = stage(target.open(), 1, [Tagged("ann", 1)]).staged.committable
+    target.committer().commit(committable, 1, ORIGIN)
+    customer = {} if partition_by else {"customer": "ann"}
+    assert target.lines() == [{"kind": "tagged", **customer, "cents": 1}]
 
 
 def test_a_pipeline_with_it_can_be_built() -> None:

@@ -112,6 +112,56 @@ def test_many_folders_share_what_is_held_back(either, stage, monkeypatch) -> Non
     assert [file.rows for file in files_of(either, stage(opened, 1, []).staged.committable)] == [5] * 20
 
 
+class Text(NamedTuple):
+    """A record that may be large."""
+
+    shop: int
+    text: str
+
+
+@pytest.mark.parametrize("crowded", [True, False])
+def test_what_is_held_back_is_what_memory_holds(make_target, stage, monkeypatch, crowded: bool) -> None:
+    """A few rows of a folder do not keep the rows of others that came with them; nor do many folders with a row each
+    take more than is counted. Rows are the same."""
+    import pyarrow
+
+    monkeypatch.setattr(staging, "HELD_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(staging, "GROUP_BYTES", 1 << 18)
+    target = make_target(Text, format="parquet", partition_by=("shop",))
+    target.led()
+    opened = target.open()
+    files, held = opened.writer._files, 0
+    before = pyarrow.total_allocated_bytes()
+    for round_ in range(200):
+        shops = range(100) if crowded else [0] * 99 + [1]
+        files.write(opened.encoder.encode([Text(shop, f"{round_}" if crowded else "x" * 1000) for shop in shops]))
+        parts = sum(len(each.contents) for each in files._held.values())
+        assert 400 * parts <= files._loose_bytes + files._joined_bytes <= 1 << 20
+        held = max(held, pyarrow.total_allocated_bytes() - before)
+    assert held < 3 << 20
+    _, found = files.cut(1)
+    rows = {1: 200, 0: 200 * 99} if not crowded else dict.fromkeys(range(100), 200)
+    assert sum(file.rows for file in found) == sum(rows.values())
+
+
+def test_many_small_parts_are_joined_before_they_are_written(make_target, monkeypatch) -> None:
+    """Many folders with few rows each get one file each, in order, though their parts take more than the rows."""
+    import pyarrow.parquet
+
+    monkeypatch.setattr(staging, "HELD_BYTES_MAX", 1_600_000)
+    target = make_target(Sale, format="parquet", partition_by=("shop",))
+    target.led()
+    opened = target.open()
+    files = opened.writer._files
+    for round_ in range(100):
+        files.write(opened.encoder.encode([Sale(shop, round_) for shop in range(50)]))
+        assert files._loose_bytes + files._joined_bytes <= 1_600_000
+    _, found = files.cut(1)
+    assert [file.rows for file in found] == [100] * 50
+    file = pyarrow.parquet.ParquetFile(target.root / "staged" / found[7].staged)
+    assert (file.num_row_groups, file.read().to_pydict()) == (1, {"cents": list(range(100))})
+
+
 def test_what_is_held_back_is_bounded(either, stage, monkeypatch) -> None:
     """Row groups are written early when all files together hold back too much."""
     monkeypatch.setattr(staging, "HELD_BYTES_MAX", 1_000)

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from exactlyonce.pipeline.errors import StoreError
+
 FEW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 UTF8 = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
 NASTY = st.text(st.sampled_from("'\"\\`%;,()-#/*\0\n\r\x1a\f\v é\u2028\U0001f600x"), max_size=30)
@@ -165,6 +167,27 @@ def test_every_document_comes_back(back: Back, rows: list[tuple[Any, ...]]) -> N
     assert [(json.loads(value), json.loads(items), UUID(uuid)) for value, items, uuid in found] == rows
 
 
+def test_a_double_without_a_sign_holds_what_is_not_negative(mariadb: Any, back: Back) -> None:
+    """Zero, and whatever is above it, comes back from a column that is UNSIGNED."""
+    row = msgspec.defstruct("Ratio", [("id", int), ("value", float)])
+    values = [0.0, -0.0, 5e-324, 1.7976931348623157e308]
+    found = back(row, "value DOUBLE UNSIGNED NOT NULL", [row(n, value) for n, value in enumerate(values)])
+    assert found == [(value,) for value in values]
+
+
+@pytest.mark.parametrize(("column", "made"), [("DOUBLE(10,2)", "DOUBLE"), ("DOUBLE(10,0) UNSIGNED", "DOUBLE UNSIGNED")])
+def test_a_double_that_rounds_is_refused(mariadb: Any, stores: Callable[..., Any], column: str, made: str) -> None:
+    """A column with a number of digits behind the point is refused at the start, with the SQL that takes them away."""
+    mariadb.sql(f"CREATE TABLE totals (value {column})")
+    row = msgspec.defstruct("Ratio", [("value", float)])
+    with pytest.raises(StoreError, match=r"column 'value' is double\(10,.\).*, which rounds: ALTER") as raised:
+        stores(row).check()
+    (alter,) = re.findall(r"ALTER TABLE `totals` MODIFY `value` [A-Z ]+", str(raised.value))
+    assert alter.endswith(f" {made}")
+    mariadb.sql(alter)
+    stores(row).check()
+
+
 def test_a_uuid_goes_into_characters_and_bytes(mariadb: Any, stores: Callable[..., Any]) -> None:
     """A UUID is 36 characters or 16 bytes, as the column has it."""
 
@@ -199,6 +222,7 @@ REFUSED: list[tuple[str, Any, Any, str]] = [
     ("DECIMAL(5)", int, 100_000, "it has more than 5 digits before the point"),
     ("DOUBLE", float, float("nan"), "it is nan, which MySQL does not have"),
     ("DOUBLE", float, float("-inf"), "it is -inf, which MySQL does not have"),
+    ("DOUBLE UNSIGNED", float, -1.0, "value: it is negative (the column of table totals is double unsigned"),
     ("DECIMAL(5,2)", Decimal, Decimal("1000"), "it has more than 3 digits before the point"),
     ("DECIMAL(5,2)", Decimal, Decimal("1.234"), "it has more than 2 digits behind the point"),
     ("DECIMAL(5,2)", Decimal, Decimal("1e-999999"), "it has more than 2 digits behind the point"),

@@ -7,6 +7,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import psycopg
 import pytest
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
 from postgres_server import OWNER, PASSWORD
+from table_keys import key_of
 
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreError, StoreUnavailable
 from exactlyonce.sinks.postgres.connection import Limits
@@ -191,6 +193,28 @@ class TestTable:
         database.execute("GRANT USAGE ON SCHEMA public TO clerk")
         refused(database.store(create=False).check, StoreError, "row-level security")
 
+    @pytest.mark.parametrize(("column", "index"), [('"und-ci"', '"C"'), ('"C"', '"und-ci"')])
+    def test_a_unique_index_of_another_collation(self, database: Database, column: str, index: str) -> None:
+        """An index that takes other texts for one key than its column does is refused, also beside a right one."""
+        database.execute("CREATE COLLATION \"und-ci\" (provider=icu, locale='und-u-ks-level2', deterministic=false)")
+        database.execute(f"CREATE TABLE totals (customer text COLLATE {column}, cents bigint)")
+        database.execute(f"CREATE UNIQUE INDEX odd ON totals (customer COLLATE {index})")
+        store = database.store(mode="upsert", key=("customer",))
+        said = refused(store.check, StoreError, "unique index odd has another collation than its column")
+        database.execute(said.partition("deferrable: ")[2].partition(";")[0])
+        said = refused(store.check, StoreError, "unique index odd has another collation than its column")
+        assert "no unique index" not in said
+        database.execute(said[said.index("DROP INDEX") :].rstrip("."))
+        store.check()
+
+    def test_a_unique_index_of_another_order(self, database: Database) -> None:
+        """A collation that takes the same texts for equal is right, whatever order it has."""
+        database.execute("CREATE TABLE totals (customer text, cents bigint)")
+        database.execute('CREATE UNIQUE INDEX ON totals (customer COLLATE "C")')
+        store = database.ready(mode="upsert", key=("customer",))
+        assert store.apply(chunks(store, [Total("ann", 1), Total("Ann", 2), Total("ann", 3)]), entry(1))
+        assert database.totals() == [("Ann", 2), ("ann", 3)]
+
     def test_a_database_in_another_encoding(self, database: Database) -> None:
         """Text is checked as UTF-8, so the database has to be."""
         if not database.execute("SELECT 1 FROM pg_database WHERE datname = 'latin'"):
@@ -335,6 +359,69 @@ class TestApply:
         with store._connection.transaction("any"):
             assert store._connection.rows("SHOW synchronous_commit") == [("on",)]
             assert store._connection.rows("SHOW transaction_isolation") == [("read committed",)]
+
+    @pytest.mark.parametrize("mode", ["append", "upsert", "delete"])
+    def test_row_level_security_that_is_switched_on(self, database: Database, role: str, mode: str) -> None:
+        """It hides no row from a delete in silence: the role is told, and with BYPASSRLS the rows that wait get in."""
+        database.execute("CREATE TABLE totals (customer text PRIMARY KEY, cents bigint)")
+        database.execute("INSERT INTO totals VALUES ('ann', 1)")
+        database.execute("GRANT ALL ON totals TO clerk")
+        database.execute("GRANT ALL ON SCHEMA public TO clerk")
+        store = database.ready(mode=mode, key=key_of(mode), create=False)
+        name = "bob" if mode == "append" else "ann"
+        waiting = chunks(store, [Total(name, 2)])
+        database.execute("ALTER TABLE totals ENABLE ROW LEVEL SECURITY")
+        database.execute("CREATE POLICY own ON totals USING (customer = current_user)")
+        refused(lambda: store.apply(waiting, entry(1)), StoreError, "row-level security would hide rows", "BYPASSRLS")
+        assert (database.totals(), database.ledger()) == ([("ann", 1)], {-1: (0, 1)})
+        database.execute("ALTER ROLE clerk BYPASSRLS")
+        assert store.apply(waiting, entry(1))
+        assert database.totals() == {"append": [("ann", 1), ("bob", 2)], "upsert": [("ann", 2)], "delete": []}[mode]
+
+    @pytest.mark.parametrize("mode", ["upsert", "delete"])
+    def test_a_publication_that_cannot_tell_rows_apart(self, database: Database, mode: str) -> None:
+        """A published table without a replica identity takes no change, ever; with what it says the rows get in."""
+        database.execute("CREATE TABLE totals (customer text NOT NULL, cents bigint)")
+        database.execute("CREATE UNIQUE INDEX by_customer ON totals (customer)")
+        database.execute("INSERT INTO totals VALUES ('ann', 1)")
+        database.execute("CREATE PUBLICATION totals_published FOR TABLE totals")
+        try:
+            store = database.ready(mode=mode, key=("customer",))
+            waiting = chunks(store, [Total("ann", 2)])
+            refused(lambda: store.apply(waiting, entry(1)), StoreError, "[55000]", "REPLICA IDENTITY USING INDEX")
+            database.execute("ALTER TABLE totals REPLICA IDENTITY USING INDEX by_customer")
+            assert store.apply(waiting, entry(1))
+        finally:
+            database.execute("DROP PUBLICATION totals_published")
+        assert database.totals() == ([("ann", 2)] if mode == "upsert" else [])
+
+    def test_row_level_security_that_does_not_apply_to_the_owner(self, database: Database, role: str) -> None:
+        """The owner of a table passes its policies, unless they are forced."""
+        database.execute("GRANT ALL ON SCHEMA public TO clerk")
+        store = database.ready(mode="delete", key=("customer",))
+        database.execute("INSERT INTO totals VALUES ('ann', 1)")
+        database.execute("ALTER TABLE totals ENABLE ROW LEVEL SECURITY")
+        database.ready(mode="delete", key=("customer",))
+        assert store.apply(chunks(store, [Total("ann", 0)]), entry(1))
+        assert database.totals() == []
+        database.execute("ALTER TABLE totals FORCE ROW LEVEL SECURITY")
+        refused(database.store(mode="delete", key=("customer",)).check, StoreError, "row-level security")
+
+    def test_settings_of_the_role_change_no_value(self, database: Database, role: str) -> None:
+        """Texts mean what they were written for, whatever the role's settings would make of them."""
+
+        class Odd(msgspec.Struct):
+            spans: list[timedelta]
+            span: timedelta
+            names: list[str | None]
+
+        for setting in ("intervalstyle = sql_standard", "array_nulls = off", "DateStyle = 'SQL, DMY'"):
+            database.execute(f"ALTER ROLE clerk SET {setting}")
+        database.execute("GRANT ALL ON SCHEMA public TO clerk")
+        store = database.ready(Odd)
+        spans = [timedelta(seconds=-1), timedelta(hours=-30), timedelta(days=-3, microseconds=7)]
+        assert store.apply(chunks(store, [Odd(spans, span, ["a", None, "NULL"]) for span in spans]), entry(1))
+        assert database.execute("SELECT * FROM totals") == [(spans, span, ["a", None, "NULL"]) for span in spans]
 
 
 @pytest.mark.parametrize(

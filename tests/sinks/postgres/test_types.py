@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from postgres_rows import Database, chunks, entry
+from postgres_rows import Database, Total, chunks, entry
 
 from exactlyonce.pipeline.errors import StoreError
 
@@ -154,6 +154,7 @@ def stored(database: Database, type_: Any, column: str) -> Callable[[Any], Any]:
         (Size, "size", Size.SMALL, "s"), (str, "short", "abc", "abc"),
         (Decimal, "numeric(5,2)", Decimal("-999.9900"), "-999.99"),
         (Decimal, "numeric(2,4)", Decimal("0.0099"), "0.0099"), (Decimal, "numeric(5,2)", Decimal("-NaN"), "NaN"),
+        (Decimal, "numeric", Decimal(f"1.{'0' * 16382}1"), f"1.{'0' * 16382}1"),
         (Decimal, "numeric", Decimal("NaN"), "NaN"), (Decimal, "numeric", Decimal("1E+5"), "100000"),
         (datetime, "timestamp", datetime(1, 1, 1), "0001-01-01 00:00:00"),
         (datetime, "timestamp(0)", datetime(9999, 12, 31, 23, 59, 59), "9999-12-31 23:59:59"),
@@ -181,6 +182,8 @@ def test_values_at_the_edge_fit(database: Database, type_: Any, column: str, val
         (str, "varchar(3)", "abcd", f"v: 'abcd' has 4 characters, and 3 fit {OF_TOTALS} character varying(3))"),
         (str, "text", "a\0b", r"v: 'a\x00b' has a null character"), (str, "text", "\ud800", "half a character"),
         (str, "size", "xl", "none of its labels, s, l, or larger"), (str, "short", "abcd", "3 fit"),
+        (str, "char(3)", "a ", "v: 'a ' ends with a blank, which char drops: use varchar or text"),
+        (list[str], "char(3)[]", ["a", "b "], "'b ' ends with a blank"), (str, "bpchar", "a ", "ends with a blank"),
         (str | None, "text not null", None, f"v: None does not fit, for the column is NOT NULL {OF_TOTALS} text)"),
         (str | None, "short", None, "NOT NULL"),
         (Decimal, "numeric(5,2)", Decimal("1.005"), "v: 1.005 does not fit 3 digits before the point and 2 after it"),
@@ -188,6 +191,8 @@ def test_values_at_the_edge_fit(database: Database, type_: Any, column: str, val
         (Decimal, "numeric", Decimal("sNaN"), "no number that numeric holds"),
         (Decimal, "numeric", Decimal("1e200000"), "no number"),
         (Decimal, "numeric", Decimal("1e-20000"), "no number"),
+        (Decimal, "numeric", Decimal(f"1.{'0' * 16383}1"), "no number"),
+        (Decimal, "numeric", Decimal("1.23e-16382"), "no number"),
         (datetime, "timestamptz", datetime(2026, 1, 2), "v: 2026-01-02T00:00:00 has no time zone: give it one"),
         (datetime, "timestamp", datetime(2026, 1, 2, tzinfo=UTC), "has a time zone, which would be lost"),
         (datetime, "timestamp(3)", datetime(2026, 1, 2, 3, 4, 5, 6), "more than 3 digits after the second"),
@@ -227,6 +232,35 @@ def test_a_column_of_another_type_is_refused_at_the_start(
     """A field and a column that do not go together are an error of the check, which says what the column may be."""
     with pytest.raises(StoreError, match=f'table "public"."totals": its column \'v\' is .*{re.escape(wanted)}'):
         stored(database, type_, column)
+
+
+@pytest.mark.parametrize(
+    ("key", "fits", "refused"),
+    [
+        ((str, bytes), ("é" * 1000, b"x" * 600), ("é" * 1000, b"x" * 601)),
+        ((str, int), ("x" * 2600, 1), ("x" * 2601, 1)), ((bytes,), (bytes(range(250)) * 10,), (b"x" * 2601,)),
+    ],
+)  # fmt: skip
+def test_a_key_that_is_too_long_for_an_index_is_refused(database: Database, key: Any, fits: Any, refused: Any) -> None:
+    """A key longer than what a btree surely holds is an error of its record; one that is as long as may be goes in."""
+    names = tuple("abc"[: len(key)])
+    row = msgspec.defstruct("Row", [*zip(names, key, strict=True), ("cents", int)])
+    store = database.ready(row, mode="upsert", key=names)
+    database.execute("ALTER TABLE totals ALTER a SET STORAGE EXTERNAL")
+    assert store.apply(chunks(store, [row(*fits, 1), row(*fits, 2)]), entry(1))
+    assert database.execute("SELECT cents FROM totals") == [(2,)]
+    with pytest.raises(ValueError, match=r": a key of 2,601 bytes is longer than the 2,600 .* a digest of it"):
+        store.encoder().encode([row(*fits, 1), row(*refused, 1)])
+
+
+def test_a_key_of_a_delete_may_be_of_any_length(database: Database) -> None:
+    """It needs no index, and finds what is there."""
+    database.execute("CREATE TABLE totals (customer text, cents bigint)")
+    database.execute("INSERT INTO totals SELECT string_agg(md5(n::text), ''), 1 FROM generate_series(1, 200) n")
+    ((name, _),) = database.totals()
+    store = database.ready(mode="delete", key=("customer",))
+    assert store.apply(chunks(store, [Total(name, 0)]), entry(1))
+    assert database.totals() == []
 
 
 def test_a_refusal_leaves_the_other_records_alone(database: Database) -> None:

@@ -170,6 +170,16 @@ def test_a_number_too_large_for_a_float_is_refused() -> None:
         msgspec.structs.replace(field(Wide, "aFloat"), get=lambda value: value).values([10**10000])
 
 
+@pytest.mark.parametrize("name", ["aFloat", "number"])
+def test_an_int_that_no_float_is_is_refused(name: str) -> None:
+    """From 2**53 on floats are some ints only: another one is a ValueError that says what to declare."""
+    each = msgspec.structs.replace(field(Wide, name), get=lambda value: value)
+    assert each.values([2**53, -(2**60), 0.5, 10**22]) == [float(2**53), -float(2**60), 0.5, 1e22]
+    for given in (2**53 + 1, -(2**53) - 1, 10**23):
+        with pytest.raises(ValueError, match=rf"^{name}: {given} is no float: the nearest is -?\d+\. Declare"):
+            each.values([given])
+
+
 def test_a_record_without_the_field_is_refused() -> None:
     """A record of another type is an error that names the field."""
     with pytest.raises(TypeError, match=r"^a: the record has no such field"):
