@@ -95,7 +95,7 @@ def test_without_a_failure(delivered: Delivered, mode: tuple[str, ...]) -> None:
 def test_the_last_output_is_not_lost_in_silence(kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any) -> None:
     """What cannot be written behind the last checkpoint is counted, by sink, and is no clean end."""
     kafka.create_topic(f"{topic_name}-in")
-    kafka.create_topic(f"{topic_name}-out", **{"cleanup.policy": "compact"})
+    kafka.create_topic(f"{topic_name}-out", cleanup_policy="compact")
     kafka.produce(f"{topic_name}-in", orders(20))
     parameters = (f"name={topic_name}", f"database={tmp_path / 'rows.db'}", "delivery=at_most_once")
     job = run("stored:changing", *(f"--param={each}" for each in parameters), "--until", "latest", *ONE_CHECKPOINT)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 
 from exactlyonce import AvroCodec, Record
 from exactlyonce.pipeline.codec import Codec
+from exactlyonce.pipeline.errors import UserError, is_fatal
 from exactlyonce.sinks import KafkaSink, PrintSink
 from exactlyonce.sinks.kafka.sink import encode_key
 
@@ -141,6 +145,34 @@ def test_what_a_codec_makes_is_bytes(value: Any, why: str) -> None:
     assert encoder.values([ann, None, ann]) == [b"1", None, b"1"]
     with pytest.raises(TypeError, match=f"the codec 'mine' {why}"):
         encoder.values([ann, None, bob])
+
+
+def printing(sink: PrintSink, *records: object) -> None:
+    """To the standard output."""
+    context: Any = SimpleNamespace(sink="show")
+    writer, encoder = sink.open_writer(context)
+    writer.write(encoder.encode(records))
+
+
+def test_what_an_output_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is printed in part, which would come again with each restart."""
+    ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr("sys.stdout", ascii_only)
+    printing(PrintSink(), "a", "ä")
+    assert ascii_only.buffer.getvalue() == b"'a'\n'\\xe4'\n"
+
+
+def test_a_reader_that_is_gone_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind `| head -1`: another attempt would meet nobody either."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    output = open(writing, "w")  # noqa: SIM115 - closing it raises
+    monkeypatch.setattr("sys.stdout", output)
+    with pytest.raises(UserError, match="'show' has printed to a command that reads no more") as gone:
+        printing(PrintSink(), "a")
+    assert is_fatal(gone.value)
+    with contextlib.suppress(BrokenPipeError):
+        output.close()
 
 
 def test_a_print_sink_prints_and_is_not_transactional(capsys: pytest.CaptureFixture[str]) -> None:
