@@ -29,6 +29,7 @@
     │   ├── DamagedBatch        connectors.kafka.consumed: a batch of an input or an output is not as written
     │   ├── RangeGone           connectors.kafka.range_reader: offsets to be read are no longer in the topic
     │   └── RecordsGone         connectors.kafka.log: a transaction's records are no longer all in the log
+    ├── OutputLost              at the end of a run some output of a sink that delivers at most once is unwritten
     ├── EndedAtOnce             asked to stop twice, the run has ended without a last checkpoint; nothing is lost
     ├── EndedEarly              asked to stop, a bounded run has ended cleanly before it had read all
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
@@ -126,6 +127,10 @@ class Undetermined(ExactlyOnceError):
     """The outcome of a write to the decision log is unknown. This incarnation ends; the next one reads what is true."""
 
     exit_code = 7
+
+
+class OutputLost(ExactlyOnceError):
+    """A run has ended after its last checkpoint, and output that was to be written then, at most once, was not."""
 
 
 class EndedAtOnce(ExactlyOnceError):

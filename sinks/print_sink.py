@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE
+from exactlyonce.pipeline.errors import UserError
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.writer import FlushedInterval, Opened, WriterContext
 
@@ -16,7 +17,8 @@ from exactlyonce.sinks.writer import FlushedInterval, Opened, WriterContext
 class PrintSink(Sink[object]):
     """Writes the repr of each record to the standard output, a line each.
 
-    At least once, not exactly once: what is printed cannot be taken back, so after a failure lines come again.
+    At least once, not exactly once: what is printed cannot be taken back, so after a failure lines come again. A
+    character that the output's encoding has not is written as an escape, and a reader that goes away ends the run.
     """
 
     prefix: str = ""
@@ -57,8 +59,16 @@ class _Printer:
 
     def write(self, outputs: list[str]) -> None:
         self.records += len(outputs)
-        sys.stdout.writelines(outputs)
-        sys.stdout.flush()
+        encoding = sys.stdout.encoding or "utf-8"
+        text = "".join(outputs).encode(encoding, "backslashreplace").decode(encoding)
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise UserError(
+                f"Sink {self.sink!r} has printed to a command that reads no more, as `head` does once it has its "
+                f"lines: the run ends. What came since the last checkpoint is printed again by the next run."
+            ) from None
 
     def barrier(self, checkpoint: int) -> None:
         self._cut.add(checkpoint)

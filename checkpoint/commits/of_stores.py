@@ -37,7 +37,8 @@ Positions = Mapping[tuple[str, int], int]
 
 
 class UnderWay(NamedTuple):
-    """An answer to any of the requests here: the store has been at it for so long. Asked the same again, it goes on."""
+    """An answer to any of the requests here: an attempt began so long ago, and has not ended; whether the store is at
+    work it does not say. Asked the same again, it goes on."""
 
     duration_ms: int
 
@@ -94,7 +95,7 @@ class StagedCommits(CommitProtocol):
     ledgers: Mapping[str, str] = field(default_factory=dict)
     """Of the same sinks, where the ledger of each is, for people."""
     timeout_ms: int
-    """For how long a store that does not answer is waited for."""
+    """For how long a store is waited for from the first attempt on that failed."""
     note: Callable[[str], None]
     """Told what is waited for."""
     meanwhile: Callable[[], Procedure[None]]
@@ -165,13 +166,19 @@ class StagedCommits(CommitProtocol):
         return fates
 
     def _persistently(self, request: Request, sink: str) -> Procedure[Any]:
-        """The answer to *request*, asked again while the store of *sink* is away, or has not done with it."""
-        deadline_ms, pause_ms = self.clock.monotonic_ms() + self.timeout_ms, PAUSE_FIRST_MS
+        """The answer to *request*, asked again while the store of *sink* is away, or has not done with it.
+
+        Time counts from the first of the failures that follow one another: a store that goes away after long work has
+        the whole timeout to come back. While an attempt is under way, which proves neither, nothing is given up.
+        """
+        failing_since_ms, pause_ms = None, PAUSE_FIRST_MS
         while True:
             try:
                 answer = yield request
             except StoreUnavailable as error:
-                if self.clock.monotonic_ms() >= deadline_ms:
+                now_ms = self.clock.monotonic_ms()
+                failing_since_ms = now_ms if failing_since_ms is None else failing_since_ms
+                if now_ms >= failing_since_ms + self.timeout_ms:
                     raise StoreUnavailable(
                         f"The store of sink {sink!r} has not answered for {self.timeout_ms / 1000:.0f} s "
                         f"(store_timeout, --store-timeout; on Spark storeTimeout): {error} Nothing is lost: run it "
@@ -183,9 +190,11 @@ class StagedCommits(CommitProtocol):
             else:
                 if not isinstance(answer, UnderWay):
                     return answer
-                deadline_ms = self.clock.monotonic_ms() + self.timeout_ms  # it was there
                 if answer.duration_ms >= NOTED_INTERVAL_MS:
-                    self._note(f"the store of sink {sink!r} has been writing for {answer.duration_ms / 1000:.0f} s")
+                    waited_s = answer.duration_ms / 1000
+                    self._note(
+                        f"waiting for the store of sink {sink!r}: no answer yet to what began {waited_s:.0f} s ago"
+                    )
             yield from self.meanwhile()
 
     def _ledger(self, sink: str) -> str:

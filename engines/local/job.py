@@ -30,7 +30,7 @@ from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report, Reporter
 from exactlyonce.engines.local.whereabouts import Whereabouts
-from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, WorkerHandle, Workers
+from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, LastOutput, WorkerHandle, Workers
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.surroundings.stores import stages
@@ -97,8 +97,7 @@ class Job:
         self._look_at = NEVER_S
         """When to look for requests again."""
         self._end: events.End | None = None
-        self._failed_last: ExactlyOnceError | None = None
-        """Why a worker could not write what waited for the last checkpoint, if another run would meet it again."""
+        self._last_output = LastOutput(plan.graph)
         self.recovered = False
         """Whether this incarnation got as far as fencing its predecessors."""
 
@@ -311,7 +310,7 @@ class Job:
         if effect.reason:
             self.report.note(f"restarting from the last completed checkpoint: {effect.reason}")
         self._unwatch()
-        self._deploy_at = None
+        self._deploy_at, self._last_output = None, LastOutput(self.plan.graph)
         self.workers.kill(self._hurried)
         if self._at_once:
             return
@@ -365,6 +364,7 @@ class Job:
         for message in worker.connection.receive():
             if text := self._whereabouts.heard(worker.subtask, message, time.monotonic()):
                 self.report.note(text)
+            self._last_output.heard(message)
             self._message(worker, message)
         if worker.connection.closed and worker in self.workers.alive:
             self._selector.unregister(worker.connection)
@@ -425,13 +425,12 @@ class Job:
 
     def _last_words(self, message: object) -> None:
         """Of a worker that was told to end."""
+        self._last_output.heard(message)
         match message:
             case msg.Progress():
                 self.report.progress(message)
-            case msg.WorkerFailed(subtask, name, said):
-                text = self.options.client.redact(said)
-                self.report.note(f"worker {subtask} failed at its end, after the last checkpoint: {text}")
-                self._failed_last = made_from(name, text) if name else self._failed_last
+            case msg.WorkerFailed(subtask, _, said):
+                self.report.note(f"worker {subtask} failed at its end, after the last checkpoint: {said}")
 
     def _conclude(self, end: events.End) -> Manifest | None:
         if end.error is not None:
@@ -439,16 +438,19 @@ class Job:
         self._unwatch()
         self.workers.finish(FINISH_TIMEOUT_S, self._hurried, self._last_words)
         self.workers.kill(self._hurried)
-        if self.leader is not None and end.manifest is not None:
-            concluding = self._broker.submit(self.leader.conclude, end.cancelled)
-            self._called.add(concluding)
-            self._wait()
-            concluding.result()
+        checkpoint = end.manifest.checkpoint if end.manifest is not None else 0
+        lost = self._last_output.error(checkpoint, self.options.client.redact)
+        try:
+            self._conclude_leader(end)
+        except ExactlyOnceError:
+            if lost is None:
+                raise
+            raise lost from None  # whoever runs again after it would hear nothing of the loss
         if end.cancelled:
             self.report.note("cancelled, as asked for: it has ended without a last checkpoint")
         self.report.ended(end.manifest)
-        if self._failed_last is not None:
-            raise self._failed_last
+        if lost is not None:
+            raise lost
         if self.options.until == "latest" and end.manifest is not None and end.manifest.channel_logs:
             raise EndedEarly(_stopped_on_the_way(end.manifest, loops=bool(self.plan.graph.loops)))
         if self.options.until == "latest" and self._finished != self._sources:
@@ -457,6 +459,13 @@ class Job:
                 "open or lost: run it again, it goes on from its last checkpoint."
             )
         return end.manifest
+
+    def _conclude_leader(self, end: events.End) -> None:
+        if self.leader is not None and end.manifest is not None:
+            concluding = self._broker.submit(self.leader.conclude, end.cancelled)
+            self._called.add(concluding)
+            self._wait()
+            concluding.result()
 
 
 def _ended_at_once() -> EndedAtOnce:

@@ -145,6 +145,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """The operators whose state finds no room on the disk."""
     notes: list[str]
     """What a person should know that has happened since the last message."""
+    unwritten: dict[str, int] = {}
+    """By sink, the records that wait to be written though their checkpoint is finalized."""
     busiest: str = ""
     """The operator that took most of the last seconds; empty: none took any."""
     busiest_ms: float = 0.0
@@ -170,10 +172,18 @@ class WorkerFailed(msgspec.Struct, tag=True):
     error: str
     """Name of the class in `pipeline.errors`, or empty: unexpected, a restart may help."""
     message: str
+    unwritten: dict[str, int] = {}
+    """As in `Progress`."""
+
+
+class AllWritten(msgspec.Struct, tag=True):
+    """Worker to coordinator, once it was told to end: nothing waits to be written any more."""
+
+    subtask: int
 
 
 ToWorker = Start | Trigger | Granted | CheckpointFinalized | Hold | Shutdown
-ToCoordinator = Ready | Prepared | Acknowledge | SourceFinished | Progress | Occupied | WorkerFailed
+ToCoordinator = Ready | Prepared | Acknowledge | SourceFinished | Progress | Occupied | WorkerFailed | AllWritten
 
 _HEADER = struct.Struct("<I")
 

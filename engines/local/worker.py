@@ -120,6 +120,7 @@ class Worker:
             self.activity.phase("writing what waited for the last checkpoint")
             while any(writer.unwritten for writer in self.built.writers) and not self.connection.closed:
                 self._write_on()
+            self.connection.send(msg.AllWritten(self.start.subtask))
             self.activity.phase("closing its operators")
             self.built.close()
 
@@ -131,6 +132,15 @@ class Worker:
         written = not any(writer.unwritten for writer in self.built.writers)
         if written or self.clients.monotonic_s() >= self._progress_at:
             self._report(self.clients.monotonic_s())
+
+    @property
+    def unwritten(self) -> dict[str, int]:
+        """See `messages.Progress`."""
+        found: dict[str, int] = {}
+        for writer in self.built.writers:
+            if writer.unwritten:
+                found[writer.sink] = found.get(writer.sink, 0) + writer.unwritten
+        return found
 
     def _send(self, message: msg.ToCoordinator) -> None:
         """An acknowledgement comes after the figures that belong to it."""
@@ -262,6 +272,7 @@ class Worker:
                 ],
                 notes=[note for source in self._sources for note in source.notes] + self.built.notes,
                 full=sorted(self._full),
+                unwritten=self.unwritten,
                 busiest=busiest,
                 busiest_ms=busiest_ms,
                 busiest_share=busiest_share,
@@ -281,6 +292,7 @@ def serve(connection: msg.Connection) -> None:
     if not isinstance(start, msg.Start):
         return
     began, activity = time.monotonic(), Activity()
+    unwritten: dict[str, int] = {}
     try:
         with Watch(start.subtask, activity, connection):
             activity.phase("importing the pipeline")
@@ -295,14 +307,15 @@ def serve(connection: msg.Connection) -> None:
                 try:
                     worker.run()
                 finally:
+                    unwritten = worker.unwritten
                     for writer in worker.built.writers:
                         writer.abandon()
     except ExactlyOnceError as error:
         name = class_name(error) if is_fatal(error) else ""
-        connection.send(msg.WorkerFailed(start.subtask, name, sendable(str(error))))
+        connection.send(msg.WorkerFailed(start.subtask, name, sendable(str(error)), unwritten))
     except Exception as error:  # nobody has foreseen it: the restart is to say why, and the traceback where
         said = f"{type(error).__name__}: {text_of(error)}{place_of(error)}"
-        connection.send(msg.WorkerFailed(start.subtask, "", said))
+        connection.send(msg.WorkerFailed(start.subtask, "", said, unwritten))
         raise
 
 

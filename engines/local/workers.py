@@ -1,8 +1,9 @@
-"""Worker processes: started, watched, killed and waited for.
+"""Worker processes: started, watched, killed and waited for; and whether they wrote all before they ended.
 
 Invariants: workers are spawned, never forked; none of an attempt is alive when the next attempt's first is started; a
 worker dies with its coordinator (by the kernel's signal and by the end of its control channel). Whoever waits here for
-a worker is given *hurried*, and waits no longer once it says so.
+a worker is given *hurried*, and waits no longer once it says so. An end is clean only if every worker that was ready
+has said that it has written all that waited: one that failed, was killed or took too long has lost what it had not.
 """
 
 from __future__ import annotations
@@ -14,13 +15,24 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from exactlyonce.engines.local.messages import Connection, Progress, Shutdown, ToCoordinator
+from exactlyonce.engines.local.messages import (
+    AllWritten,
+    Connection,
+    Progress,
+    Ready,
+    Shutdown,
+    ToCoordinator,
+    WorkerFailed,
+)
 from exactlyonce.engines.plan import Plan
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.delivery import AT_MOST_ONCE
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, OutputLost, made_from
+from exactlyonce.pipeline.graph import LogicalGraph
 
 Hurried = Callable[[], bool]
 Heard = Callable[[object], None]
@@ -141,3 +153,49 @@ def _gone(worker: WorkerHandle, wait_s: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+class LastOutput:
+    """The output that the workers of one attempt write only behind the last checkpoint, of sinks that deliver at most
+    once: whether it all is."""
+
+    def __init__(self, graph: LogicalGraph) -> None:
+        sinks = (node.id for node in graph.sinks if node.sink is not None and node.sink.delivery == AT_MOST_ONCE)
+        self._waiting = sorted(sinks)
+        """The sinks whose output waits for its checkpoint."""
+        self._missing: dict[int, dict[str, int]] = {}
+        """By worker that has not written all: what waits, by sink, as it was last said."""
+        self._failure: WorkerFailed | None = None
+
+    def heard(self, message: object) -> None:
+        """Any message of a worker."""
+        match message:
+            case Ready(subtask):
+                self._missing[subtask] = {}
+            case Progress():
+                self._missing[message.subtask] = message.unwritten
+            case WorkerFailed(subtask, name):
+                if subtask in self._missing:  # else it had written all, and failed behind that
+                    self._missing[subtask] = message.unwritten
+                if self._failure is None or (name and not self._failure.error):
+                    self._failure = message
+            case AllWritten(subtask):
+                self._missing.pop(subtask, None)
+
+    def error(self, checkpoint: int, redact: Callable[[str], str]) -> ExactlyOnceError | None:
+        """What the run is to end with behind the last *checkpoint*, once all workers are gone; None: all is well."""
+        name, why = "", "a worker was killed, or did not end in time."
+        if self._failure is not None:
+            name, why = self._failure.error, redact(self._failure.message)
+        if not (self._waiting and self._missing):
+            return made_from(name, why) if name else None
+        lost: Counter[str] = Counter()
+        for unwritten in self._missing.values():
+            lost.update(unwritten)
+        counted = ", ".join(f"{count:,} of sink {sink!r}" for sink, count in sorted(lost.items()))
+        said = (
+            f"Output is lost: not all records that waited for the last checkpoint, {checkpoint}, were written behind "
+            f"it: {counted or 'nobody knows how many, of ' + ', '.join(map(repr, self._waiting))}. Their input counts "
+            f"as done with, so that they do not come again, as delivery at_most_once has it. The reason: {why}"
+        )
+        return made_from(name, said) if name else OutputLost(said)

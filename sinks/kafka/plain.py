@@ -16,7 +16,7 @@ from exactlyonce.pipeline.errors import require
 from exactlyonce.sinks.kafka.producers import Pending, SinkProducer
 from exactlyonce.sinks.kafka.producing import ProducingWriter
 from exactlyonce.sinks.kafka.sink import Outputs
-from exactlyonce.sinks.writer import FlushedInterval, SinkFailed, WriterContext
+from exactlyonce.sinks.writer import FlushedInterval, WriterContext
 
 
 @dataclass(kw_only=True)
@@ -40,7 +40,7 @@ class PlainWriter(ProducingWriter):
             try:
                 self._made = self._making.result()
             except KafkaException as error:
-                raise SinkFailed(f"sink {self.sink!r}: no producer could be made: {error.args[0].str()}") from None
+                raise self._error_of("no producer could be made", error.args[0]) from None
 
     def _activate(self) -> bool:
         return self._made is not None and self._flushing is None

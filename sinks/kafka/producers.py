@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.checkpoint.store.client import connect
 from exactlyonce.checkpoint.store.confluent import make_producer
-from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, RecordError
 from exactlyonce.sinks.writer import SinkFailed
 
 PREPARE_TIMEOUT_S = 60.0
@@ -25,6 +25,27 @@ checkpoint completes, and many small batches cost the broker and us more than fe
 library's own default counts."""
 FLUSH_SLICE_S = 0.2
 """How soon a flush notices that it was abandoned."""
+
+_NOT_ALLOWED = {
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_BEHIND_ANOTHER = {
+    KafkaError._FATAL,
+    KafkaError._PURGE_INFLIGHT,
+    KafkaError._PURGE_QUEUE,
+    KafkaError._STATE,
+}
+"""What a producer says that has failed before."""
+_INVALID = (
+    "Is topic {topic!r} compacted? Then it takes no record without a key: give the sink key=, or the topic another "
+    "cleanup.policy, and run again."
+)
+_GRANT = (
+    "The broker does not allow it: grant whoever runs this Write on topic {topic!r} and on the pipeline's "
+    "transactional ids, and run again."
+)
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -105,15 +126,18 @@ class KafkaProducers:
     def _make(self, transactional_id: str | None, failed: OnFailure) -> Producer:
         """Runs on the executor's thread."""
 
+        told = False
+
         def undelivered(error: KafkaError | None, message: Message) -> None:
-            if error is not None and error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                failed(too_large(self._topic, "a record, or the batch that it was sent with,"), RecordError)
-            elif error is not None:
-                failed(f"a record for {self._topic}[{message.partition()}] was not delivered: {error.str()}")
+            nonlocal told
+            if error is not None and not told:  # what else is not delivered follows from it
+                told = True
+                what = f"a record for {self._topic}[{message.partition()}] was not delivered"
+                failed(*failure(self._topic, what, why(producer, error)))
 
         def broken(error: KafkaError) -> None:
             if error.fatal():
-                failed(f"the producer failed: {error.str()}")
+                failed(*failure(self._topic, "the producer failed", error))
 
         transactions = {"transactional.id": transactional_id, "transaction.timeout.ms": self._timeout_ms}
         producer = make_producer(
@@ -151,6 +175,38 @@ class KafkaProducers:
 
     def abandon(self) -> None:
         self._abandoned = True
+
+
+class Undelivered(NamedTuple):
+    """As `OnFailure` is told of it."""
+
+    reason: str
+    kind: type[ExactlyOnceError]
+
+
+def failure(topic: str, what: str, error: KafkaError) -> Undelivered:
+    """*what* has happened, because of *error*: a failure for good where another attempt would meet it again."""
+    if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        return Undelivered(too_large(topic, "a record, or the batch that it was sent with,"), RecordError)
+    if error.code() == KafkaError.INVALID_RECORD:
+        return Undelivered(f"{what}: {error.str()}. {_INVALID.format(topic=topic)}", RecordError)
+    if error.code() in _NOT_ALLOWED:
+        return Undelivered(f"{what}: {error.str()}. {_GRANT.format(topic=topic)}", ConfigError)
+    return Undelivered(f"{what}: {error.str()}", SinkFailed)
+
+
+def why(producer: Any, error: KafkaError) -> KafkaError:
+    """*error*, or the one behind it, where *producer* only says that its transaction has failed before.
+
+    The client tells it to whoever asks for the next transaction, which it refuses. No call of it may be made within a
+    callback, hence the thread.
+    """
+    if error.code() not in _BEHIND_ANOTHER:
+        return error
+    with ThreadPoolExecutor(1, "why") as asking:
+        found = asking.submit(producer.begin_transaction).exception()
+    first = found.args[0] if isinstance(found, KafkaException) else error
+    return error if first.code() in _BEHIND_ANOTHER | {KafkaError._NOT_CONFIGURED} else first
 
 
 def too_large(topic: str, what: str) -> str:

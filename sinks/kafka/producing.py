@@ -16,7 +16,7 @@ from operator import length_hint
 from confluent_kafka import KafkaError, KafkaException
 
 from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError
-from exactlyonce.sinks.kafka.producers import Pending, Producers, SinkProducer, too_large
+from exactlyonce.sinks.kafka.producers import Pending, Producers, SinkProducer, failure, too_large, why
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
 
@@ -73,6 +73,12 @@ class ProducingWriter(ABC):
     def _failed(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed) -> None:
         self._error = self._error or kind(f"sink {self.sink!r}: {reason}")
 
+    def _error_of(self, what: str, error: KafkaError) -> ExactlyOnceError:
+        """The first failure that was told of, which may be this one: *what* has happened."""
+        self._failed(*failure(self.topic, what, error))
+        assert self._error is not None
+        return self._error
+
     @property
     def full(self) -> bool:
         """Whether the caller should pause: too much waits to be produced."""
@@ -114,7 +120,7 @@ class ProducingWriter(ABC):
             if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 what = f"a record of {len(value or b'') + len(key or b''):,} bytes"
                 raise RecordError(f"sink {self.sink!r}: {too_large(topic, what)}") from None
-            raise SinkFailed(f"sink {self.sink!r} cannot write to {topic}: {error.args[0].str()}") from None
+            raise self._error_of("a record could not be produced", why(self._producer, error.args[0])) from None
         outputs.done = len(outputs.values) - length_hint(values) - full
         self._produced(outputs.done - begin)
         self.records += outputs.done - begin
@@ -129,6 +135,15 @@ class ProducingWriter(ABC):
 
         Who has nothing else to do gives the producer *wait_s* for it.
         """
+        try:
+            moved = self._go_on(wait_s)
+        except KafkaException as error:  # a fatal one, which the client raises from whatever lets it work
+            raise self._error_of("the producer failed", error.args[0]) from None
+        if self._error is not None:
+            raise self._error
+        return moved
+
+    def _go_on(self, wait_s: float) -> bool:
         self._prepare()
         moved = self._drain(wait_s)
         while self._backlog and self._flushing is None:
@@ -141,8 +156,6 @@ class ProducingWriter(ABC):
             moved = True
         if self._producer is not None:
             self._producer.poll(wait_s)
-        if self._error is not None:
-            raise self._error
         return moved
 
     def _work_off(self, outputs: Outputs) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin
 
@@ -33,7 +34,7 @@ class KafkaSink(Sink[T], Generic[T]):
     - *value*: a type or a codec; None: by the type of the stream (bytes as they are, str in UTF-8, all else JSON). None
       as an output is a null value, Kafka's tombstone.
     - *key*: a function from the output to its key: bytes as they are, str in UTF-8, None as null, all else JSON.
-    - *headers*: a function from the output to (name, bytes) pairs.
+    - *headers*: a function from the output to (name, bytes) pairs; text for bytes is written in UTF-8.
     - *create_partitions*: how many partitions the topic is created with if it is missing; None makes that an error.
     - *delivery*: "exactly_once", or what is weaker and needs no transactions: "at_least_once", whose outputs come at
       once, and again after a failure, or "at_most_once", whose outputs come after their checkpoint, or never.
@@ -175,7 +176,12 @@ class KafkaEncoder:
             values: list[bytes | None] = list(map(self.codec.encode, outputs))
             return values if b"null" not in values else list(map(_or_tombstone, values, outputs))
         encode = self.codec.encode
-        return [None if output is None else encode(output) for output in outputs]
+        values = [None if output is None else encode(output) for output in outputs]
+        if set(map(type, values)) != {bytes}:
+            for value, output in zip(values, outputs, strict=True):
+                if output is not None and not isinstance(value, bytes):
+                    raise TypeError(_no_value(self.codec, value))
+        return values
 
     def keys(self, outputs: Sequence[Any]) -> list[bytes | None] | None:
         """The keys, encoded; None if there are none."""
@@ -186,7 +192,10 @@ class KafkaEncoder:
 
     def headers(self, outputs: Sequence[Any]) -> list[list[tuple[str, bytes | None]]] | None:
         """The headers; None if there are none."""
-        return None if self._headers is None else list(map(list, mapped("headers", self._headers, outputs)))
+        if self._headers is None:
+            return None
+        headers: list[Any] = mapped("headers", self._headers, outputs)
+        return list(map(list if _are_plain(headers) else _header_list, headers))
 
 
 def _or_tombstone(value: bytes | None, output: object) -> bytes | None:
@@ -198,12 +207,65 @@ def _or_tombstone(value: bytes | None, output: object) -> bytes | None:
     return None
 
 
+def _no_value(codec: Codec[Any], value: object) -> str:
+    if value is None:
+        return (
+            f"the codec {codec.name!r} has made None of it, which would be written as a deletion. Where that is meant, "
+            f"let None be the output"
+        )
+    return f"the codec {codec.name!r} has made {type(value).__name__} of it; its encode= is to return bytes"
+
+
+def _are_plain(headers: Sequence[Any]) -> bool:
+    """Whether the headers of all records are such that the client takes them as they are."""
+    if not set(map(type, headers)) <= {list, tuple}:
+        return False
+    pairs = list(chain.from_iterable(headers))
+    if not pairs:
+        return True
+    if set(map(type, pairs)) != {tuple} or set(map(len, pairs)) != {2}:
+        return False
+    names, values = zip(*pairs, strict=True)
+    return (
+        set(map(type, names)) == {str}
+        and set(map(type, values)) <= {bytes, type(None)}
+        and all(map(_is_utf8, set(names)))
+    )
+
+
+def _is_utf8(text: str) -> bool:
+    """The client ends the process where a name is none."""
+    return text.isascii() or text.encode(errors="ignore").decode() == text
+
+
+def _header_list(headers: Any) -> list[tuple[str, bytes | None]]:
+    """The headers of one record, with text as UTF-8; TypeError where they are none."""
+    if isinstance(headers, str | bytes | Mapping) or not isinstance(headers, Iterable):
+        raise TypeError(f"headers= has given {type(headers).__name__}; it is to give (name, bytes) pairs, as a list")
+    return list(map(_header, headers))
+
+
+def _header(pair: Any) -> tuple[str, bytes | None]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(f"headers= has given {pair!r:.100} among its pairs; each is to be (name, bytes)")
+    name, value = pair
+    if not isinstance(name, str) or not _is_utf8(name):
+        raise TypeError(f"headers= has given {name!r:.100} as a name, which is to be text")
+    if isinstance(value, str):
+        value = str.encode(value)
+    if value is not None and not isinstance(value, bytes):
+        raise TypeError(f"headers= has given {type(value).__name__} as the value of {name!r}, which is to be bytes")
+    return str.__str__(name), value
+
+
 def encode_key(key: object) -> bytes | None:
     """A key as Kafka gets it: text in UTF-8, bytes as they are, None as null, all else JSON."""
-    if type(key) is str:
-        return key.encode()
+    if isinstance(key, str):
+        return str.encode(key)  # of an enumeration's member, too, its text
     if key is None or type(key) is bytes:
         return key
+    if isinstance(key, bytes | bytearray):
+        return bytes(key)
     return _or_tombstone(_encode_json(key), key)
 
 

@@ -18,7 +18,7 @@ from exactlyonce.pipeline.errors import require
 from exactlyonce.sinks.kafka.producers import Pending, SinkProducer, Transaction
 from exactlyonce.sinks.kafka.producing import ProducingWriter
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
-from exactlyonce.sinks.writer import FlushedInterval, SinkFailed, WriterContext
+from exactlyonce.sinks.writer import FlushedInterval, WriterContext
 
 
 @dataclass(kw_only=True)
@@ -59,7 +59,7 @@ class KafkaWriter(ProducingWriter):
                 try:
                     self._waiting[name] = Transaction(name, pending.result())
                 except KafkaException as error:
-                    raise SinkFailed(f"sink {self.sink!r}: no producer could be made: {error.args[0].str()}") from None
+                    raise self._error_of("no producer could be made", error.args[0]) from None
                 self.pool.move(name, SlotState.PREPARED)
                 self.prepared(name)
 

@@ -132,19 +132,21 @@ def test_a_store_that_stays_away_ends_the_run(manifest: Of) -> None:
     assert len(store.notes) == 2, "one every half minute"
 
 
-def test_a_store_that_is_at_work_is_not_away(manifest: Of) -> None:
-    """It is asked the same again at once, for however long, with heartbeats; a note says now and then that it works."""
+def test_a_store_that_is_at_work_is_not_given_up(manifest: Of) -> None:
+    """It is asked the same again at once, for however long, with heartbeats; a note says now and then what is waited
+    for, and claims no more than is known."""
     store = Store()
     store.slow = [UnderWay(1_000 * number) for number in range(1, 2 * TIMEOUT_MS // 1_000)]
     count = len(store.slow)
     assert store.commit(manifest(1, staged=(staged(1),))) == {"db:0:1": "committed"}
     assert (len(store.asked), len(set(store.asked)), store.beats) == (count + 1, 1, count)
     assert store.clock.monotonic_ms() == 0
-    assert store.notes == ["the store of sink 'db' has been writing for 30 s"], "the clock stands still here"
+    said = "waiting for the store of sink 'db': no answer yet to what began 30 s ago"
+    assert store.notes == [said], "the clock stands still here"
 
 
-def test_a_store_that_was_at_work_is_waited_for_anew(manifest: Of) -> None:
-    """However long it had been at it when it went away, it has the whole timeout to come back."""
+def test_a_store_that_was_at_work_has_the_whole_timeout(manifest: Of) -> None:
+    """However long it had been at it when it went away for the first time."""
     store = Store()
     store.slow, store.fail = [UnderWay(2 * TIMEOUT_MS)], [StoreUnavailable("no answer.")] * 20
     answer = store.__call__
@@ -157,6 +159,51 @@ def test_a_store_that_was_at_work_is_waited_for_anew(manifest: Of) -> None:
 
     fates = drive(store.commits.finish(manifest(1, staged=(staged(1),)), (), accept_loss=False), slow_first)
     assert fates == {"db:0:1": "committed"}
+
+
+@pytest.mark.parametrize("attempt_ms", [500, 2_000, 30_000, 2 * TIMEOUT_MS])
+def test_attempts_that_end_without_an_answer_do_not_put_off_the_end(manifest: Of, attempt_ms: int) -> None:
+    """A connection that times out was under way all the while, which says nothing of the store: the timeout counts from
+    the first that failed to the first that fails behind it."""
+    store = Store()
+    failed_at_ms: list[int] = []
+    under_way_ms = 0
+
+    def silent(request: ask.Request) -> Any:
+        nonlocal under_way_ms
+        if not isinstance(request, ask.CommitStaged):
+            return store(request)
+        step_ms = min(1_000, attempt_ms - under_way_ms)
+        store.clock.advance(step_ms)
+        under_way_ms += step_ms
+        if under_way_ms < attempt_ms:
+            return UnderWay(under_way_ms)
+        under_way_ms = 0
+        failed_at_ms.append(store.clock.monotonic_ms())
+        assert len(failed_at_ms) < 1_000, "it is waited for without end"
+        raise StoreUnavailable("no answer.")
+
+    with pytest.raises(StoreUnavailable, match="'db' has not answered for 60 s"):
+        drive(store.commits.finish(manifest(1, staged=(staged(1),)), (), accept_loss=False), silent)
+    assert failed_at_ms[0] == attempt_ms
+    assert failed_at_ms[-1] >= failed_at_ms[0] + TIMEOUT_MS > failed_at_ms[-2]
+
+
+def test_an_answer_ends_a_row_of_failures(manifest: Of) -> None:
+    """What is asked next has the whole timeout again."""
+    store = Store()
+    outcomes = [[StoreUnavailable("no answer.")] * 20, [StoreUnavailable("no answer.")] * 20]
+    both = (staged(1), staged(1, subtask=1))
+
+    def away(request: ask.Request) -> Any:
+        if isinstance(request, ask.CommitStaged) and (left := outcomes[request.committable.subtask]):
+            store.clock.advance(500)
+            raise left.pop()
+        return store(request)
+
+    fates = drive(store.commits.finish(manifest(1, staged=both), (), accept_loss=False), away)
+    assert fates == {"db:0:1": "committed", "db:1:1": "committed"}
+    assert store.clock.monotonic_ms() > TIMEOUT_MS
 
 
 def test_what_a_store_refuses_halts_with_choices(manifest: Of) -> None:

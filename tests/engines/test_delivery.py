@@ -92,6 +92,19 @@ def test_without_a_failure(delivered: Delivered, mode: tuple[str, ...]) -> None:
         assert delivered.of(delivery) == [EXACT, EXACT], delivery
 
 
+def test_the_last_output_is_not_lost_in_silence(kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any) -> None:
+    """What cannot be written behind the last checkpoint is counted, by sink, and is no clean end."""
+    kafka.create_topic(f"{topic_name}-in")
+    kafka.create_topic(f"{topic_name}-out", cleanup_policy="compact")
+    kafka.produce(f"{topic_name}-in", orders(20))
+    parameters = (f"name={topic_name}", f"database={tmp_path / 'rows.db'}", "delivery=at_most_once")
+    job = run("stored:changing", *(f"--param={each}" for each in parameters), "--until", "latest", *ONE_CHECKPOINT)
+    assert job.wait() != 0, job.said
+    assert "Output is lost" in job.said
+    assert "20 of sink 'out'" in job.said
+    assert kafka.read_committed(f"{topic_name}-out") == []
+
+
 @pytest.mark.exhaustive(matrix=True, but=["worker-flushed"])
 @pytest.mark.parametrize("name", ["worker-flushed", "coordinator-checked"])
 def test_killed_before_the_decision(delivered: Delivered, failpoint: Any, tmp_path: Path, name: str) -> None:

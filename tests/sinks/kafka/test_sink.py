@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +13,8 @@ import msgspec
 import pytest
 
 from exactlyonce import AvroCodec, Record
+from exactlyonce.pipeline.codec import Codec
+from exactlyonce.pipeline.errors import UserError, is_fatal
 from exactlyonce.sinks import KafkaSink, PrintSink
 from exactlyonce.sinks.kafka.sink import encode_key
 
@@ -16,6 +22,12 @@ from exactlyonce.sinks.kafka.sink import encode_key
 class Total(msgspec.Struct):
     customer: str
     sum: int
+
+
+class Size(str, Enum):
+    """As StrEnum, which Python 3.10 has not."""
+
+    SMALL = "small"
 
 
 ann, bob = Total("ann", 1), Total("bob", 2)
@@ -75,6 +87,8 @@ def test_a_key_that_is_given_wins_over_the_records() -> None:
     [
         ("ä", "ä".encode()),
         (b"\xff", b"\xff"),
+        (bytearray(b"\xff"), b"\xff"),
+        (Size.SMALL, b"small"),
         (None, None),
         (7, b"7"),
         (True, b"true"),
@@ -87,6 +101,78 @@ def test_a_key_that_is_given_wins_over_the_records() -> None:
 def test_how_a_key_is_written(key: object, encoded: bytes | None) -> None:
     """str is UTF-8, bytes pass, None is null, and all else is JSON in one order."""
     assert encode_key(key) == encoded
+
+
+@pytest.mark.parametrize(
+    ("headers", "why"),
+    [
+        ([("id", 7)], "has given int as the value of 'id', which is to be bytes"),
+        ({"id": b"7"}, r"has given dict; it is to give \(name, bytes\) pairs"),
+        (None, "has given NoneType; it is to give"),
+        ("id", "has given str; it is to give"),
+        (["id"], "has given 'id' among its pairs"),
+        ([("id", b"7", 1)], "among its pairs"),
+        ([(b"id", b"7")], "has given b'id' as a name"),
+        ([("caf\udce9", b"7")], "as a name, which is to be text"),
+    ],
+    ids=repr,
+)
+def test_headers_that_are_none_are_refused(headers: Any, why: str) -> None:
+    """Before the client is given them, which would end the writer, or the process, and name nothing."""
+    sink: KafkaSink[Total] = KafkaSink("t", headers=lambda total: headers if total is bob else [("v", b"1")])
+    with pytest.raises(TypeError, match=f"^headers= .*{why}"):
+        sink.encoder(Total).headers([ann, bob])
+
+
+def test_headers_may_be_text_and_any_sequence() -> None:
+    """Text is written in UTF-8, a member of an enumeration as its text; None is a header without a value."""
+    given: list[Any] = [[["a", "ä"]], (("b", None),), iter([(Size.SMALL, Size.SMALL)]), []]
+    sink: KafkaSink[int] = KafkaSink("t", headers=given.__getitem__)
+    made = sink.encoder(int).headers(range(4))
+    assert made == [[("a", "ä".encode())], [("b", None)], [("small", b"small")], []]
+    assert made is not None
+    assert type(made[2][0][0]) is str
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [(7, "has made int of it"), ("7", "has made str of it"), (None, "has made None of it, which would be .* deletion")],
+)
+def test_what_a_codec_makes_is_bytes(value: Any, why: str) -> None:
+    """None is refused as well, for a reader would take it for a deletion: that is for the output None."""
+    codec: Codec[Any] = Codec("mine", Total, encode=lambda total: value if total is bob else b"1", decode=bytes)
+    encoder = KafkaSink("t", value=codec).encoder(Total | None)
+    assert encoder.values([ann, None, ann]) == [b"1", None, b"1"]
+    with pytest.raises(TypeError, match=f"the codec 'mine' {why}"):
+        encoder.values([ann, None, bob])
+
+
+def printing(sink: PrintSink, *records: object) -> None:
+    """To the standard output."""
+    context: Any = SimpleNamespace(sink="show")
+    writer, encoder = sink.open_writer(context)
+    writer.write(encoder.encode(records))
+
+
+def test_what_an_output_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is printed in part, which would come again with each restart."""
+    ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr("sys.stdout", ascii_only)
+    printing(PrintSink(), "a", "ä")
+    assert ascii_only.buffer.getvalue() == b"'a'\n'\\xe4'\n"
+
+
+def test_a_reader_that_is_gone_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind `| head -1`: another attempt would meet nobody either."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    output = open(writing, "w")  # noqa: SIM115 - closing it raises
+    monkeypatch.setattr("sys.stdout", output)
+    with pytest.raises(UserError, match="'show' has printed to a command that reads no more") as gone:
+        printing(PrintSink(), "a")
+    assert is_fatal(gone.value)
+    with contextlib.suppress(BrokenPipeError):
+        output.close()
 
 
 def test_a_print_sink_prints_and_is_not_transactional(capsys: pytest.CaptureFixture[str]) -> None:

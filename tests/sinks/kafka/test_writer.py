@@ -10,11 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are not in its stubs
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
+from exactlyonce.checkpoint.store.client import end_offsets
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
@@ -117,6 +128,96 @@ def test_a_record_that_the_client_refuses(kafka: KafkaCluster, topic_name: str, 
     writer = writer_at(kafka, topic_name, {"message.max.bytes": 2_000})
     with pytest.raises(RecordError, match=r"a record of 5,001 bytes.* message\.max\.bytes"):
         writer.write(Outputs([b"small", bytes(5_000)], [b"a", b"b"], None))
+
+
+def test_a_record_without_a_key_for_a_compacted_topic(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
+    """The broker takes none, however often it is asked: the error says what the sink lacks."""
+    kafka.create_topic(topic_name, cleanup_policy="compact")
+    writer = writer_at(kafka, topic_name, {})
+    writer.write(Outputs([b"1", b"2"], None, None))
+    writer.barrier(1)
+    with pytest.raises(RecordError, match=r"failed to validate record.* compacted.* give the sink key="):
+        until(lambda: writer.poll(0.01) and False)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
+    """A broker that allows what nobody has denied."""
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("guarded"), port=0, settings=settings, lifetime="process")
+    broker.start(lambda line: None)
+    yield OwnCluster(broker)
+    broker.kill()
+
+
+@pytest.mark.parametrize("when", ["before the first record", "behind a record", "before another record"])
+def test_a_right_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer_at: Make, when: str) -> None:
+    """No other attempt would fare better. The client says of records that it dropped them, or of itself that it is in
+    a wrong state: the error names the reason, and the topic."""
+    guarded.create_topic(topic_name)
+    writer = writer_at(guarded, topic_name, {"linger.ms": 0})
+    if when != "before the first record":
+        writer.write(Outputs([b"1"], None, None))
+        until(lambda: end_offsets(guarded.admin(), topic_name, [0]) == {0: 1})
+    deny(guarded, ResourceType.TOPIC, topic_name)
+    until(lambda: produced(guarded, topic_name) == "TOPIC_AUTHORIZATION_FAILED")
+    said = rf"sink 'out': .*Topic authorization failed.* Write on topic '{topic_name}'"
+
+    def write_on() -> None:
+        writer.write(Outputs([b"2"], None, None))
+        if when == "before another record":
+            time.sleep(1)
+            writer.write(Outputs([b"3"], None, None))
+        writer.barrier(1)
+        until(lambda: writer.poll(0.01) and False)
+
+    with pytest.raises(ConfigError, match=said):
+        write_on()
+    assert writer.take_flushed(1) is None
+
+
+def test_a_transactional_id_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer_at: Make) -> None:
+    """That ends the producer, which then only says that it has ended."""
+    guarded.create_topic(topic_name)
+    writer = writer_at(guarded, topic_name, {"linger.ms": 0})
+    deny(guarded, ResourceType.TRANSACTIONAL_ID, f"{topic_name}-0")
+    until(lambda: produced(guarded, topic_name, f"{topic_name}-0") == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED")
+
+    def write_on() -> None:
+        while True:
+            writer.write(Outputs([b"1"], None, None))
+            writer.poll(0.01)
+
+    with pytest.raises(ConfigError, match=r"sink 'out': .*Transactional Id authorization failed.* transactional ids"):
+        write_on()
+
+
+def deny(cluster: OwnCluster, kind: ResourceType, name: str) -> None:
+    """Writing, to anybody."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    everybody = ("User:*", "*", AclOperation.WRITE, AclPermissionType.DENY)
+    denied = AclBinding(kind, name, ResourcePatternType.LITERAL, *everybody)
+    for done in admin.create_acls([denied]).values():
+        done.result()
+
+
+def produced(cluster: OwnCluster, topic: str, transactional_id: str = "") -> str:
+    """What is said of a record, or of one's transactional id; empty: it is taken."""
+    settings = {"transactional.id": transactional_id} if transactional_id else {}
+    producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, **settings})
+    said: list[str] = []
+    try:
+        if transactional_id:
+            producer.init_transactions(LIMIT_S)
+            return ""
+        producer.produce(topic, b"", on_delivery=lambda error, _: said.append(error.name() if error else ""))
+        producer.flush(LIMIT_S)
+    except KafkaException as error:
+        return str(error.args[0].name())
+    return said[0]
 
 
 @pytest.mark.slow
