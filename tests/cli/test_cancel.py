@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -281,6 +281,15 @@ def test_a_run_that_does_not_answer(orders: Orders) -> None:
     assert (asked.code, "has not done within 1.0 s" in " ".join(asked.err.split())) == (1, True), asked
 
 
+@pytest.fixture
+def _can_be_interrupted() -> Iterator[None]:
+    """Processes that are begun, also where a shell has put this one into the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_can_be_interrupted")
 def test_a_command_that_is_interrupted(orders: Orders) -> None:
     """It says what it has asked for, and that the run may still do it."""
     process = orders.stopped_at("coordinator-triggered")
