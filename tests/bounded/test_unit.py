@@ -99,6 +99,19 @@ def test_units_give_what_a_fold_gives(fed: Any, loaded: Any, parallelism: int, t
     assert sorted(copies) == sorted(given)
 
 
+def test_a_branch_that_changes_its_records_in_place(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """What one branch has sent to the next stage is not changed by another that comes after it."""
+    fed.feed(300)
+    given = {order["id"]: order for order in (json.loads(value) for _, value in fed.left)}
+    found = outputs(Computing(fed, loaded("changing"), 2, tmp_path).run())
+    sums: dict[str, int] = defaultdict(int)
+    for update in (each for (sink, _), some in found.items() if sink == "out" for each in some):
+        sums[update["customer"]] += given[update["id"]]["total"]
+        assert update["sum"] == sums[update["customer"]]
+    copies = {each["id"]: each["total"] for (sink, _), some in found.items() if sink == "copies" for each in some}
+    assert copies == {order["id"]: 2 * order["total"] for order in given.values()}
+
+
 @pytest.mark.exhaustive
 def test_along_the_order_log_everything_comes_again(fed: Any, loaded: Any, tmp_path: Path) -> None:
     """A second run along the first one's logs gives the same outputs in order, with origins, and writes no block."""

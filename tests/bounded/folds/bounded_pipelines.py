@@ -56,6 +56,22 @@ def every(name: str) -> Pipeline:
     return pipeline
 
 
+def doubled(order: Order) -> Order:
+    """The order itself, changed in place."""
+    order.total *= 2
+    return order
+
+
+def changing(name: str) -> Pipeline:
+    """Running totals, and beside them a branch that changes its records in place."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
+    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
+    totals.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    orders.map(doubled).sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
+    return pipeline
+
+
 def narrow(name: str) -> Pipeline:
     """Running totals whose keys are divided into two groups only."""
     return totals_of(Pipeline(name, max_parallelism=2))
