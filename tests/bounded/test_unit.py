@@ -142,3 +142,33 @@ def test_a_log_that_does_not_fit_is_a_halt(fed: Any, loaded: Any, tmp_path: Path
     computing.ranges = tuple(msgspec.structs.replace(each, end=each.end - (each.end > 0)) for each in whole)
     with pytest.raises(Halt, match="more than there are to read"):
         computing.run(logs=logs)
+
+
+def test_a_single_partition_has_an_order_log(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """Input that is gone, as by compaction, is noticed also by a subtask that has one partition and nothing else."""
+    fed.feed(400)
+    computing = Computing(fed, loaded("changing"), 4, tmp_path)
+    first = computing.run()
+    logs = computing.logs(first)
+    assert {(each.ack.task, each.ack.subtask) for each in first if each.records} <= set(logs)
+    computing.ranges = tuple(
+        msgspec.structs.replace(each, start=each.start + (each.end > 0)) for each in computing.ranges
+    )
+    with pytest.raises(Halt, match="more than there are to read"):
+        computing.run(logs=logs, write_state=False)
+
+
+def test_without_the_order_log_of_a_single_partition(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """A checkpoint from before subtasks with one partition wrote order logs is computed again all the same."""
+    fed.feed(400)
+    computing = Computing(fed, loaded("changing"), 4, tmp_path)
+    first = computing.run()
+    sources = {each.ack.task for each in first if each.records}
+    logs = {place: log for place, log in computing.logs(first).items() if place[0] not in sources}
+    assert outputs(computing.run(logs=logs, write_state=False)) == outputs(first)
+
+
+def test_an_empty_partition_has_no_order_log(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """A subtask that reads one partition, which has nothing new, needs no block to say so."""
+    computing = Computing(fed, loaded("changing"), 4, tmp_path)
+    assert "left" not in {task for task, _ in computing.logs(computing.run())}
