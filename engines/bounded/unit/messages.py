@@ -67,6 +67,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     began_ms: int
     ended_ms: int
     label: str
+    notes: tuple[str, ...] = ()
+    """What a person should know."""
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):

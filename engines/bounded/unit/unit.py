@@ -58,7 +58,7 @@ def _run(unit: Unit, label: str) -> Receipt:
             outputs = tuple(file for staging in assembly.stagings for file in staging.close())
             ack = _acknowledgement(unit, assembly, order, blocks, names)
     finally:
-        assembly.close()
+        notes = assembly.close()
     hit("unit-computed")
     return Receipt(
         ack=ack,
@@ -69,6 +69,7 @@ def _run(unit: Unit, label: str) -> Receipt:
         began_ms=began_ms,
         ended_ms=SystemClock().now_ms(),
         label=label,
+        notes=tuple(notes),
     )
 
 

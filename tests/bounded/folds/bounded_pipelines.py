@@ -72,6 +72,27 @@ def changing(name: str) -> Pipeline:
     return pipeline
 
 
+class Closing:
+    """Passes orders on, refuses negative ones, and does not close."""
+
+    def __call__(self, order: Order) -> Order:
+        if order.total < 0:
+            raise ValueError("negative")
+        return order
+
+    def close(self) -> None:
+        """Fails."""
+        raise RuntimeError("connection already closed")
+
+
+def closing(name: str) -> Pipeline:
+    """Copies, by an operator whose `close()` raises."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
+    orders.map(Closing, id="copy").sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
+    return pipeline
+
+
 def narrow(name: str) -> Pipeline:
     """Running totals whose keys are divided into two groups only."""
     return totals_of(Pipeline(name, max_parallelism=2))
