@@ -112,6 +112,15 @@ def test_a_branch_that_changes_its_records_in_place(fed: Any, loaded: Any, tmp_p
     assert copies == {order["id"]: 2 * order["total"] for order in given.values()}
 
 
+def test_edges_whose_names_are_alike(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """Every edge has files of its own, wherever the hyphens of its operators' ids are."""
+    fed.feed(300)
+    found = outputs(Computing(fed, loaded("alike"), 2, tmp_path).run())
+    for wanted in ("out", "copies"):
+        ids = [each["id"] for (sink, _), some in found.items() if sink == wanted for each in some]
+        assert sorted(ids) == list(range(300))
+
+
 @pytest.mark.exhaustive
 def test_along_the_order_log_everything_comes_again(fed: Any, loaded: Any, tmp_path: Path) -> None:
     """A second run along the first one's logs gives the same outputs in order, with origins, and writes no block."""

@@ -215,8 +215,9 @@ class _Assembler:
         return ops.SinkOutput(node.id, _Waiting(opened.writer, self.blocks_written), opened.encoder)
 
     def _file(self, name: str) -> FrameWriter:
-        """A file of this attempt; the braces in *name* are the subtask's place."""
-        name = name.format(self.unit.subtask).replace(">", "-")
+        """A file of this attempt; the braces in *name* are the subtask's place. No id has a "+", so that the files of
+        two edges never have one name."""
+        name = name.format(self.unit.subtask).replace(">", "+")
         return FrameWriter(Path(self.unit.folder, f"{name}.{self.label}"))
 
     def _table(self, node: Node) -> Table[Any]:

@@ -93,6 +93,17 @@ def closing(name: str) -> Pipeline:
     return pipeline
 
 
+def alike(name: str) -> Pipeline:
+    """Two shuffles whose operators' ids have the same letters, one after the other."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
+    by_customer = orders.key_by(lambda order: order.customer, id="by").stateful_map("customer-totals", add)
+    by_customer.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    by_id = orders.key_by(lambda order: order.id % 7, id="by-customer").stateful_map("totals", add)
+    by_id.sink("copies", KafkaSink(f"{name}-copies", key=lambda total: total.customer))
+    return pipeline
+
+
 def narrow(name: str) -> Pipeline:
     """Running totals whose keys are divided into two groups only."""
     return totals_of(Pipeline(name, max_parallelism=2))
