@@ -194,7 +194,7 @@ def _settle_failed_attempts(leader: PipelineLeader, publications: Sequence[Publi
 
 
 def _decide(leader: PipelineLeader, decided: PendingCheckpoint, *, retried: bool) -> Manifest:
-    """The manifest and the commits; then every id of this attempt is fenced, so that no failed attempt can come back.
+    """The manifest and the commits; then whoever still holds an id is fenced: a failed attempt writes no more with it.
 
     *retried*: some may still write blocks, which are looked for when the next checkpoint is complete.
     """
