@@ -1,4 +1,8 @@
-"""Batches between subtasks as bytes: typed records in msgpack, beside them keys and coordinates."""
+"""Batches between subtasks as bytes: typed records in msgpack, beside them keys and coordinates.
+
+Invariant: a record is encoded when it is given away, whatever its frame waits for: another branch may change it in
+place as soon as the call has returned.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,9 @@ from exactlyonce.engines.operators import Batch
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.schema import type_name
+from exactlyonce.state.state_type import array_head
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class Coordinates(NamedTuple):
@@ -70,17 +77,14 @@ class BatchCodec:
 
     def encode(self, batch: Batch) -> bytes:
         """One frame."""
-        topics = [origin.topic() or "" for origin in batch.origins]
-        names = sorted(set(topics))
-        places = {name: place for place, name in enumerate(names)}
-        coordinates = (
-            names,
-            array("H", map(places.__getitem__, topics)).tobytes(),
-            array("i", [origin.partition() or 0 for origin in batch.origins]).tobytes(),
-            array("q", [origin.offset() or 0 for origin in batch.origins]).tobytes(),
-        )
+        frame = OpenFrame()
+        frame.add(batch, self.encode_records(batch))
+        return frame.encode()
+
+    def encode_records(self, batch: Batch) -> bytes:
+        """The msgpack array of its records alone."""
         try:
-            return self._encoder.encode((batch.records, batch.keys, *coordinates))
+            return self._encoder.encode(batch.records)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise self._misfit(batch, self._encoder.encode, error) from error
 
@@ -117,6 +121,45 @@ class BatchCodec:
                     f"declare another type by output=."
                 )
         return RecordError(f"Records that were to be sent to another worker cannot be encoded: {error}.")
+
+
+class OpenFrame:
+    """A frame that the records of several batches are added to."""
+
+    __slots__ = ("_keys", "_names", "_offsets", "_packed", "_partitions", "_topics", "size")
+
+    def __init__(self) -> None:
+        self._packed: list[bytes] = []
+        self._keys: list[bytes] | None = None
+        self._names: dict[str, int] = {}
+        self._topics, self._partitions, self._offsets = array("H"), array("i"), array("q")
+        self.size = 0
+        """Of its records and keys, in bytes."""
+
+    def __len__(self) -> int:
+        """Of how many records it is."""
+        return len(self._offsets)
+
+    def add(self, batch: Batch, encoded: bytes) -> None:
+        """Append *batch*, whose records `encode_records` has *encoded*."""
+        self._packed.append(encoded[len(array_head(len(batch.records))) :])
+        self.size += len(encoded)
+        if batch.keys is not None:
+            self._keys = self._keys or []
+            self._keys += batch.keys
+            self.size += sum(map(len, batch.keys))
+        topics = [origin.topic() or "" for origin in batch.origins]
+        for name in sorted(set(topics)):
+            self._names.setdefault(name, len(self._names))
+        self._topics += array("H", map(self._names.__getitem__, topics))
+        self._partitions += array("i", [origin.partition() or 0 for origin in batch.origins])
+        self._offsets += array("q", [origin.offset() or 0 for origin in batch.origins])
+
+    def encode(self) -> bytes:
+        """All of it, as `BatchCodec.decode` takes it."""
+        records = msgspec.Raw(b"".join((array_head(len(self)), *self._packed)))
+        coordinates = (self._topics.tobytes(), self._partitions.tobytes(), self._offsets.tobytes())
+        return _encode((records, self._keys, list(self._names), *coordinates))
 
 
 def records_in(frame: bytes) -> int:

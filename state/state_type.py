@@ -371,14 +371,16 @@ def joined(packed: Sequence[bytes]) -> bytes:
     >>> joined([b"\\x01", b"\\xa1x"])
     b'\\x92\\x01\\xa1x'
     """
-    count = len(packed)
+    return array_head(len(packed)) + b"".join(packed)
+
+
+def array_head(count: int) -> bytes:
+    """What the msgpack array of *count* items begins with."""
     if count < 16:
-        head = bytes((0x90 | count,))
-    elif count < 1 << 16:
-        head = b"\xdc" + count.to_bytes(2, "big")
-    else:
-        head = b"\xdd" + count.to_bytes(4, "big")
-    return head + b"".join(packed)
+        return bytes((0x90 | count,))
+    if count < 1 << 16:
+        return b"\xdc" + count.to_bytes(2, "big")
+    return b"\xdd" + count.to_bytes(4, "big")
 
 
 def _by_avro(schema: Any) -> bool:

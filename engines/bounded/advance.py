@@ -3,6 +3,10 @@
 Invariants: units first, then publications, then the decision, so that transactions are open for as short as can be;
 what the driver has no receipt of never counts: its transactions are aborted before the manifest, and swept again once
 the checkpoint is finalized, its blocks are tombstoned; the decision is the local engine's own, by the same code.
+
+Transactional ids have a generation, a number that begins with 0 in each incarnation. The next checkpoint uses the same
+ids again, for a broker remembers each for a week; but where a publication was tried more than once, an attempt without
+a receipt may come back at any time, so that the next checkpoint has a new generation, in which it meets nobody.
 """
 
 from __future__ import annotations
@@ -45,6 +49,11 @@ class Advanced:
     publications: Sequence[Published]
 
     @property
+    def has_failed_publications(self) -> bool:
+        """Whether some attempt to publish has no receipt: it may yet take the id that it was given."""
+        return any(is_retry(each.label) for each in self.publications)
+
+    @property
     def records(self) -> int:
         """Messages read."""
         return sum(each.records for each in self.receipts)
@@ -76,11 +85,13 @@ def advance(
     ranges: Sequence[Reading],
     submit: Submit,
     staging: Path,
+    generation: int = 0,
     final: bool = False,
 ) -> Advanced:
     """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.
 
-    *leader* has recovered; *staging* is a folder that all who run units see. *final*: a clean end follows. Raises
+    *leader* has recovered; *staging* is a folder that all who run units see; *generation* is one in whose transactional
+    ids nobody has failed. *final*: a clean end follows. Raises
     `BrokerUnavailable` where the checkpoint was not decided: it never happened.
     """
     clock = SystemClock()
@@ -93,7 +104,7 @@ def advance(
         leader.upkeep()  # who was fenced meanwhile opens no transactions
         opened_ms = clock.monotonic_ms()
         with _aborted_if_broken_off(leader):
-            publications = _publish(common, physical, leader.transaction_timeout_ms, receipts, submit)
+            publications = _publish(common, physical, leader.transaction_timeout_ms, receipts, submit, generation)
     hit("advance-published")
     base = manifest.checkpoint
     decided = PendingCheckpoint(
@@ -150,7 +161,7 @@ def _aborted_if_broken_off(leader: PipelineLeader) -> Iterator[None]:
 
 
 def _publish(
-    common: Unit, physical: Plan, timeout_ms: int, receipts: Sequence[Receipt], submit: Submit
+    common: Unit, physical: Plan, timeout_ms: int, receipts: Sequence[Receipt], submit: Submit, generation: int
 ) -> list[Published]:
     """Publish what the receipts' units have staged, all sinks at once."""
     files = sorted((file for each in receipts for file in each.outputs), key=lambda file: (file.sink, file.subtask))
@@ -164,7 +175,7 @@ def _publish(
             topic=topics[file.sink],
             checkpoint=common.checkpoint,
             incarnation=common.incarnation,
-            attempt=common.attempt,
+            generation=generation,
             transaction_timeout_ms=timeout_ms,
             files=(file,),
         )
@@ -183,7 +194,7 @@ def _settle_failed_attempts(leader: PipelineLeader, publications: Sequence[Publi
 
 
 def _decide(leader: PipelineLeader, decided: PendingCheckpoint, *, retried: bool) -> Manifest:
-    """The manifest and the commits; then every id of this attempt is fenced, so that no failed attempt can come back.
+    """The manifest and the commits; then whoever still holds an id is fenced: a failed attempt writes no more with it.
 
     *retried*: some may still write blocks, which are looked for when the next checkpoint is complete.
     """

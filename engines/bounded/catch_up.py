@@ -103,6 +103,9 @@ class CatchingUp:
     follow: bool = False
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set by whoever wants a clean end: it comes after the present checkpoint."""
+    _told: set[str] = field(default_factory=set)
+    _generation: int = 0
+    """Of the transactional ids of the next checkpoint."""
 
     def run(self) -> Summary:
         """Until the stop offsets are reached or, when it follows, until it is stopped."""
@@ -142,14 +145,23 @@ class CatchingUp:
             final = not self.follow and number == len(chunks)
             done = advance(
                 self.loaded, self.options, leader, summary.manifest, ranges=part, submit=submit, staging=self.staging,
-                final=final,
+                generation=self._generation, final=final,
             )  # fmt: skip
+            self._generation += done.has_failed_publications
             summary.add(done)
+            self._tell(done)
             leader.publish_offsets()
             self.progress.advanced(done, sum(each.length for each in part))
             if self.stopping.is_set():
                 break
         return True
+
+    def _tell(self, advanced: Advanced) -> None:
+        """What units have to say; once, for each checkpoint may say it again."""
+        for text in dict.fromkeys(note for receipt in advanced.receipts for note in receipt.notes):
+            if text not in self._told:
+                self._told.add(text)
+                self.progress.note(self.options.client.redact(text))
 
     def _ranges(self, leader: PipelineLeader) -> tuple[Reading, ...]:
         leader.look_at_inputs()

@@ -19,7 +19,7 @@ from exactlyonce.pipeline.errors import ConfigError, require
 from exactlyonce.pipeline.graph import LogicalGraph
 
 Logs = Mapping[tuple[str, int], tuple[bytes, ...]]
-"""Order logs to follow, by task and subtask; a subtask with one lane has none."""
+"""Order logs to follow, by task and subtask; one whose partition had nothing has none."""
 Left = Mapping[tuple[str, int], dict[str, int]]
 """Records that were on their way at the end, by task and subtask, and channel."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from exactlyonce.engines.bounded.unit.messages import Failure
+from exactlyonce.engines.bounded.unit.messages import Failure, tries_before
 from exactlyonce.engines.bounded.unit.publish import publish
 from exactlyonce.engines.bounded.unit.unit import run_unit
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, made_from
@@ -48,8 +48,8 @@ def in_process(stage: str, work: Sequence[bytes]) -> list[bytes]:
 
 
 def is_retry(attempt_label: str) -> bool:
-    """Whether an attempt was not the first of its work: how many there were before is what its label ends with."""
-    return not attempt_label.endswith("-0")
+    """Whether an attempt was not the first of its work."""
+    return tries_before(attempt_label) > 0
 
 
 def settled(answers: Iterable[bytes]) -> list[bytes]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import Fed, catch_up, run_local
+from bounded import Fed, Silent, catch_up, run_local
+
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.bounded.submit import in_process, perform
 
 pytestmark = pytest.mark.broker
 
@@ -55,4 +60,65 @@ def test_blocks_outside_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> N
     fed.assert_output()
     fed.assert_state(pipeline, summary.manifest)
     assert summary.manifest.storage == fed.storage
+    fed.assert_nothing_left()
+
+
+def ids(fed: Fed) -> set[str]:
+    """The transactional ids of sinks that the broker remembers."""
+    transactions = Transactions(ClientConfig(fed.config))
+    try:
+        found = {each.transactional_id for each in transactions.list(f"eo:{fed.name}:")}
+    finally:
+        transactions.close()
+    return {name for name in found if not name.endswith(":coordinator")}
+
+
+def test_checkpoints_share_their_transactional_ids(fed: Fed, loaded: Any, tmp_path: Path) -> None:
+    """However many checkpoints there are, the broker has to remember one id for each subtask of each sink."""
+    fed.feed(1_200)
+    progress = Silent()
+    summary = catch_up(fed, loaded("broad"), 2, tmp_path, chunk_records=300, progress=progress)
+    assert summary.checkpoints == 6
+    used = [{each.transactional_id for each in manifest.committables} for manifest in progress.checkpoints]
+    assert len(used[0]) == 3 * 2
+    assert all(each == used[0] for each in used)
+    assert ids(fed) == used[0]
+    fed.assert_output()
+    fed.assert_nothing_left()
+
+
+class ComingBack:
+    """Runs units here; the first attempts of one checkpoint's publications have no receipt, and come back at the end of
+    the next one's."""
+
+    def __init__(self) -> None:
+        self.published = 0
+        self.lost: Sequence[bytes] = ()
+
+    def __call__(self, stage: str, work: Sequence[bytes]) -> list[bytes]:
+        if stage != "publish":
+            return in_process(stage, work)
+        self.published += 1
+        if self.published == 2:
+            self.lost = work
+            for number, each in enumerate(work):
+                perform(each, f"first-{number}-0")
+            return [perform(each, f"second-{number}-1") for number, each in enumerate(work)]
+        answers = in_process(stage, work)
+        for number, each in enumerate(self.lost):
+            perform(each, f"late-{number}-0")
+        self.lost = ()
+        return answers
+
+
+def test_a_failed_publication_meets_no_later_one(fed: Fed, loaded: Any, tmp_path: Path) -> None:
+    """Where a publication was tried again, its first attempt may come back when it likes: the next checkpoint has other
+    transactional ids, so that nothing of it is aborted."""
+    fed.feed(1_200)
+    progress, submit = Silent(), ComingBack()
+    summary = catch_up(fed, loaded("broad"), 2, tmp_path, chunk_records=300, progress=progress, submit=submit)
+    assert (summary.checkpoints, submit.published) == (6, 6)
+    attempts = [{each.transactional_id.split(":")[4] for each in m.committables} for m in progress.checkpoints]
+    assert attempts == [{"1.0-0"}, {"1.0-1"}, *[{"1.1-0"}] * 4]
+    fed.assert_output()
     fed.assert_nothing_left()

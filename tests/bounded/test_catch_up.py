@@ -3,6 +3,7 @@ reached."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -298,3 +299,16 @@ def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
     assert len(fed.kafka.read_committed(f"{fed.name}-out")) == len(fed.all)
     report = Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run()
     assert (report.findings, report.checkpoints[-1]) == ([], progress.checkpoints[-1].checkpoint)
+
+
+def test_a_close_that_raises(fed: Fed, loaded: Any, tmp_path: Path) -> None:
+    """What the user's `close()` raises after all work is noted, once, and hides no error of the work."""
+    fed.feed(200)
+    closing, progress = loaded("closing"), Silent()
+    summary = catch_up(fed, closing, 2, tmp_path, progress=progress, chunk_records=100)
+    assert (summary.records_out, summary.checkpoints) == (200, 2)
+    (note,) = (each for each in progress.notes if "close()" in each)
+    assert note.startswith("close() of operator 'copy' raised RuntimeError: connection already closed (")
+    fed.kafka.produce(f"{fed.name}-in", [("x", json.dumps({"id": 1, "customer": "x", "total": -1}))])
+    with pytest.raises(RecordError, match="Operator 'copy' raised ValueError: negative"):
+        catch_up(fed, closing, 2, tmp_path)

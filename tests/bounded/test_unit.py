@@ -99,6 +99,28 @@ def test_units_give_what_a_fold_gives(fed: Any, loaded: Any, parallelism: int, t
     assert sorted(copies) == sorted(given)
 
 
+def test_a_branch_that_changes_its_records_in_place(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """What one branch has sent to the next stage is not changed by another that comes after it."""
+    fed.feed(300)
+    given = {order["id"]: order for order in (json.loads(value) for _, value in fed.left)}
+    found = outputs(Computing(fed, loaded("changing"), 2, tmp_path).run())
+    sums: dict[str, int] = defaultdict(int)
+    for update in (each for (sink, _), some in found.items() if sink == "out" for each in some):
+        sums[update["customer"]] += given[update["id"]]["total"]
+        assert update["sum"] == sums[update["customer"]]
+    copies = {each["id"]: each["total"] for (sink, _), some in found.items() if sink == "copies" for each in some}
+    assert copies == {order["id"]: 2 * order["total"] for order in given.values()}
+
+
+def test_edges_whose_names_are_alike(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """Every edge has files of its own, wherever the hyphens of its operators' ids are."""
+    fed.feed(300)
+    found = outputs(Computing(fed, loaded("alike"), 2, tmp_path).run())
+    for wanted in ("out", "copies"):
+        ids = [each["id"] for (sink, _), some in found.items() if sink == wanted for each in some]
+        assert sorted(ids) == list(range(300))
+
+
 @pytest.mark.exhaustive
 def test_along_the_order_log_everything_comes_again(fed: Any, loaded: Any, tmp_path: Path) -> None:
     """A second run along the first one's logs gives the same outputs in order, with origins, and writes no block."""
@@ -129,3 +151,33 @@ def test_a_log_that_does_not_fit_is_a_halt(fed: Any, loaded: Any, tmp_path: Path
     computing.ranges = tuple(msgspec.structs.replace(each, end=each.end - (each.end > 0)) for each in whole)
     with pytest.raises(Halt, match="more than there are to read"):
         computing.run(logs=logs)
+
+
+def test_a_single_partition_has_an_order_log(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """Input that is gone, as by compaction, is noticed also by a subtask that has one partition and nothing else."""
+    fed.feed(400)
+    computing = Computing(fed, loaded("changing"), 4, tmp_path)
+    first = computing.run()
+    logs = computing.logs(first)
+    assert {(each.ack.task, each.ack.subtask) for each in first if each.records} <= set(logs)
+    computing.ranges = tuple(
+        msgspec.structs.replace(each, start=each.start + (each.end > 0)) for each in computing.ranges
+    )
+    with pytest.raises(Halt, match="more than there are to read"):
+        computing.run(logs=logs, write_state=False)
+
+
+def test_without_the_order_log_of_a_single_partition(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """A checkpoint from before subtasks with one partition wrote order logs is computed again all the same."""
+    fed.feed(400)
+    computing = Computing(fed, loaded("changing"), 4, tmp_path)
+    first = computing.run()
+    sources = {each.ack.task for each in first if each.records}
+    logs = {place: log for place, log in computing.logs(first).items() if place[0] not in sources}
+    assert outputs(computing.run(logs=logs, write_state=False)) == outputs(first)
+
+
+def test_an_empty_partition_has_no_order_log(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """A subtask that reads one partition, which has nothing new, needs no block to say so."""
+    computing = Computing(fed, loaded("changing"), 4, tmp_path)
+    assert "left" not in {task for task, _ in computing.logs(computing.run())}

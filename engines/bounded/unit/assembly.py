@@ -5,7 +5,7 @@ Invariant: it runs the operators that a local worker runs, made by the same func
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from exactlyonce.engines.source_decoder import SourceDecoder
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.engines.wiring import close_functions, make_operator, table_of
 from exactlyonce.pipeline.context import Context
-from exactlyonce.pipeline.errors import InvariantViolation
+from exactlyonce.pipeline.errors import USERS_ERRORS, InvariantViolation, text_of
 from exactlyonce.pipeline.graph import Input, Kind, Node
 from exactlyonce.pipeline.sink import naming
 from exactlyonce.sinks.kafka.producers import KafkaProducers
@@ -54,7 +54,8 @@ class Assembly:
     writers: list[SinkWriter] = field(default_factory=list)
     """Of the sinks that set their output aside in blocks, write it at once, or show it."""
     decoders: list[SourceDecoder] = field(default_factory=list)
-    functions: list[Any] = field(default_factory=list)
+    functions: list[tuple[str, Any]] = field(default_factory=list)
+    """The user's, each with the id of its operator."""
     producers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "producers"))
     """Makes the producers of sinks that write at once."""
 
@@ -63,14 +64,25 @@ class Assembly:
         """Those of the lanes that read a topic."""
         return [lane for lane in self.lanes if isinstance(lane, PartitionLane)]
 
-    def close(self) -> None:
-        """Let go of what the user's operators, the sinks and the readers hold."""
-        close_functions(self.functions)
+    def close(self) -> list[str]:
+        """Let go of what the sinks, the readers and the user's operators hold; what a person should know of it.
+
+        What the user's `close()` raises comes after all work, and is no error of it.
+        """
         for writer in self.writers:
             writer.abandon()
         self.producers.shutdown(wait=False)
         for lane in self.partitions:
             lane.reader.close()
+        return [note for operator, function in self.functions for note in _closed(operator, function)]
+
+
+def _closed(operator: str, function: Any) -> Iterator[str]:
+    try:
+        close_functions([function])
+    except USERS_ERRORS as error:
+        raised = f"{type(error).__name__}: {text_of(error)}{ops.place_of(error)}"
+        yield f"close() of operator {operator!r} raised {raised}, after all its work: nothing is lost"
 
 
 def assemble(
@@ -104,7 +116,7 @@ class _Assembler:
             self._sink(node)
         else:
             made = make_operator(node, Context(node.id, self.unit.subtask, self.unit.parallelism), self._table)
-            self.made.functions += made.functions
+            self.made.functions += ((node.id, function) for function in made.functions)
             self.made.tables += made.tables
             self.operators[node.id] = made.operator
         if node.kind is Kind.SOURCE:
@@ -203,8 +215,9 @@ class _Assembler:
         return ops.SinkOutput(node.id, _Waiting(opened.writer, self.blocks_written), opened.encoder)
 
     def _file(self, name: str) -> FrameWriter:
-        """A file of this attempt; the braces in *name* are the subtask's place."""
-        name = name.format(self.unit.subtask).replace(">", "-")
+        """A file of this attempt; the braces in *name* are the subtask's place. No id has a "+", so that the files of
+        two edges never have one name."""
+        name = name.format(self.unit.subtask).replace(">", "+")
         return FrameWriter(Path(self.unit.folder, f"{name}.{self.label}"))
 
     def _table(self, node: Node) -> Table[Any]:

@@ -67,6 +67,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     began_ms: int
     ended_ms: int
     label: str
+    notes: tuple[str, ...] = ()
+    """What a person should know."""
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):
@@ -79,7 +81,8 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):
     topic: str
     checkpoint: int
     incarnation: int
-    attempt: int
+    generation: int
+    """Of transactional ids; see `engines.bounded.advance`."""
     transaction_timeout_ms: int
     files: tuple[OutputFile, ...]
 
@@ -98,3 +101,12 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
 
     error: str
     text: str
+
+
+def tries_before(attempt_label: str) -> int:
+    """How many attempts of the same work there were before: what the label ends with.
+
+    >>> tries_before("inline-12-0")
+    0
+    """
+    return int(attempt_label.rpartition("-")[2])

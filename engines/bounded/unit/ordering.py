@@ -88,6 +88,8 @@ class ChannelLane:
     _frames: Iterator[bytes] | None = None
     _frame: bytes = b""
     _rest: Batch | None = None
+    _taken: int = 0
+    """How many of it were taken."""
     _time_ms: int = 0
 
     def time_ms(self) -> int | None:
@@ -98,12 +100,11 @@ class ChannelLane:
             if not self._advance():
                 return 0, Batch([], [])
             self._rest, self._frame = self.codec.decode(self._frame[TIME_BYTES:]), b""
-        batch, size = self._rest, len(self._rest.records)
-        if size <= count:
-            self._rest = None
-            return size, batch
-        self._rest = batch.part(count, size)
-        return count, batch.part(0, count)
+        batch, start, size = self._rest, self._taken, len(self._rest.records)
+        self._taken = end = min(start + count, size)
+        if end == size:
+            self._rest, self._taken = None, 0
+        return end - start, batch.part(start, end)
 
     def _advance(self) -> bool:
         """Have the next frame at hand, if there is one."""

@@ -1,18 +1,20 @@
 """The ends of a unit: records that go to the next stage's subtasks, and outputs that are to be published.
 
-Invariant: what is pushed here is in a file, in the order in which it was pushed, once `close` has returned.
+Invariants: what is pushed here is in a file, in the order in which it was pushed, once `close` has returned; it is
+encoded before the push returns, for the next branch may change it in place; what waits, and a frame, are bounded by
+records and by bytes, but for a record that is larger by itself.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from exactlyonce.engines.batch_codec import BatchCodec
+from exactlyonce.engines.batch_codec import BatchCodec, OpenFrame
 from exactlyonce.engines.bounded.unit.ordering import BATCH_RECORDS_MAX, TIME_BYTES, BatchTime
 from exactlyonce.engines.bounded.unit.staging import ChannelFile, FrameWriter, OutputBatch, OutputFile
 from exactlyonce.engines.operators import Batch, Origin
@@ -21,11 +23,28 @@ from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.state.key_groups import subtask_of
 
 WAITING_RECORDS_MAX = 20_000
+WAITING_BYTES_MAX = 64 << 20
 FRAME_RECORDS_MIN = 200
-"""With many receivers frames are smaller, so that no more records than these wait for their frames, if that will do."""
+FRAME_BYTES_MAX = 1 << 20
+"""With many receivers frames are smaller, so that no more than this waits for its frames, if that will do."""
 
 _append: Callable[[Any, Any], None] = list.append
 _exhaust = deque[Any](maxlen=0).extend
+
+
+def _cut(count: int, bytes_max: int, encode: Callable[[int, int], bytes]) -> Iterator[tuple[int, int, bytes]]:
+    """*count* items as (start, end, what *encode* makes of them): parts of so many records, and of so many bytes unless
+    it is one record."""
+    starts = range(0, count, BATCH_RECORDS_MAX)
+    todo = [(start, min(start + BATCH_RECORDS_MAX, count)) for start in reversed(starts)]
+    while todo:
+        start, end = todo.pop()
+        encoded = encode(start, end)
+        if len(encoded) <= bytes_max or end - start == 1:
+            yield start, end, encoded
+        else:
+            middle = (start + end) // 2
+            todo += ((middle, end), (start, middle))
 
 
 @dataclass
@@ -34,17 +53,30 @@ class _Channel:
 
     codec: BatchCodec
     writer: FrameWriter
-    records: list[Any] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
+    records_max: int
+    bytes_max: int
+    frame: OpenFrame = field(default_factory=OpenFrame)
     time_ms: int = 0
 
+    def add(self, batch: Batch, time_ms: int) -> None:
+        """Append *batch*, which came to be at *time_ms*."""
+
+        def encode(start: int, end: int) -> bytes:
+            return self.codec.encode_records(batch.part(start, end))
+
+        for start, end, encoded in _cut(len(batch.records), self.bytes_max, encode):
+            if self.frame.size + len(encoded) > self.bytes_max:
+                self.write()
+            if not self.frame:
+                self.time_ms = max(self.time_ms, time_ms)
+            self.frame.add(batch.part(start, end), encoded)
+            if len(self.frame) >= self.records_max or self.frame.size >= self.bytes_max:
+                self.write()
+
     def write(self) -> None:
-        if self.records:
-            body = self.codec.encode(Batch(self.records, self.origins, self.keys))
-            self.writer.write(body, len(self.records), self.time_ms.to_bytes(TIME_BYTES, "big"))
-            for waiting in (self.records, self.origins, self.keys):
-                waiting.clear()
+        if self.frame:
+            self.writer.write(self.frame.encode(), len(self.frame), self.time_ms.to_bytes(TIME_BYTES, "big"))
+            self.frame = OpenFrame()
 
 
 class Sending:
@@ -61,10 +93,10 @@ class Sending:
     ) -> None:
         self._edge, self._sender, self._max_parallelism, self._clock = edge, sender, max_parallelism, clock
         self._owners = [subtask_of(group, len(writers), max_parallelism) for group in range(max_parallelism)]
-        self._channels = [_Channel(codec, writer) for writer in writers]
+        records_max = min(BATCH_RECORDS_MAX, max(FRAME_RECORDS_MIN, WAITING_RECORDS_MAX // len(writers)))
+        bytes_max = min(FRAME_BYTES_MAX, WAITING_BYTES_MAX // len(writers))
+        self._channels = [_Channel(codec, writer, records_max, bytes_max) for writer in writers]
         self._groups: set[int] = set()
-        share = max(FRAME_RECORDS_MIN, WAITING_RECORDS_MAX // len(writers))
-        self._frame_records = min(BATCH_RECORDS_MAX, share)
 
     def __call__(self, batch: Batch) -> None:
         assert batch.keys is not None
@@ -73,17 +105,12 @@ class Sending:
         groups = key_groups(batch.keys, self._max_parallelism)
         self._groups.update(groups)
         receivers = list(map(self._owners.__getitem__, groups))
-        channels = self._channels
-        receiving = [channels[receiver] for receiver in set(receivers)]
-        for channel in receiving:
-            if not channel.records:
-                channel.time_ms = max(channel.time_ms, self._clock.time_ms)
-        _deal([channel.records for channel in channels], receivers, batch.records)
-        _deal([channel.origins for channel in channels], receivers, batch.origins)
-        _deal([channel.keys for channel in channels], receivers, batch.keys)
-        for channel in receiving:
-            if len(channel.records) >= self._frame_records:
-                channel.write()
+        records, origins, keys = (
+            _dealt(each, receivers, len(self._channels)) for each in (batch.records, batch.origins, batch.keys)
+        )
+        for receiver in set(receivers):
+            share = Batch(records[receiver], origins[receiver], keys[receiver])
+            self._channels[receiver].add(share, self._clock.time_ms)
 
     def close(self) -> list[ChannelFile]:
         """The files that got any record."""
@@ -97,9 +124,11 @@ class Sending:
         return found
 
 
-def _deal(lists: list[list[Any]], receivers: list[int], items: Sequence[Any]) -> None:
-    """Append each item to its receiver's list, without a step of Python for each."""
-    _exhaust(map(_append, map(lists.__getitem__, receivers), items))
+def _dealt(items: Sequence[Any], receivers: list[int], count: int) -> list[list[Any]]:
+    """The items of each of *count* receivers, without a step of Python for each item."""
+    shares: list[list[Any]] = [[] for _ in range(count)]
+    _exhaust(map(_append, map(shares.__getitem__, receivers), items))
+    return shares
 
 
 _encode_output = msgspec.msgpack.Encoder().encode
@@ -122,7 +151,12 @@ class Staging:
         if self._keeps_origins:
             origins = [(o.topic() or "", o.partition() or 0, o.offset() or 0) for o in self._origins]
         batch = OutputBatch(list(outputs.values), _list(outputs.keys), _list(outputs.headers), origins)
-        self._writer.write(_encode_output(batch), len(outputs.values))
+
+        def encode(start: int, end: int) -> bytes:
+            return _encode_output(batch.part(start, end))
+
+        for start, end, encoded in _cut(len(outputs.values), FRAME_BYTES_MAX, encode):
+            self._writer.write(encoded, end - start)
 
     def close(self) -> list[OutputFile]:
         """The file, if there was any output."""

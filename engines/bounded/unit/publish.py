@@ -1,7 +1,8 @@
 """Publishing: the staged outputs of one subtask of a sink, in one transaction, flushed and left open for the decision.
 
-Invariants: the transaction's id is of this attempt alone; whose producer it is was read after its initialisation and
-before its first record; it is never ended here: a transaction that no manifest names is swept by the driver.
+Invariants: the transaction's id is of no other attempt of this publication, and the next checkpoint uses it again only
+if none has failed; whose producer it is was read after its initialisation and before its first record; it is never
+ended here: a transaction that no manifest names is swept by the driver.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.bounded.unit.messages import Publication, Published
+from exactlyonce.engines.bounded.unit.messages import Publication, Published, tries_before
 from exactlyonce.engines.bounded.unit.staging import read_outputs
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import require
@@ -25,6 +26,7 @@ from exactlyonce.sinks.kafka.writer import KafkaWriter
 from exactlyonce.sinks.writer import SinkFailed
 
 WAIT_S = 0.005
+SLOT = "0"
 QUEUE_RECORDS = "200000"
 """Of the client: more than its default, at which a fast writer stops, and no more than memory has room for."""
 
@@ -73,8 +75,8 @@ def _ready_writer(publication: Publication, label: str, executor: ThreadPoolExec
         publication.sink,
         publication.subtask,
         publication.incarnation,
-        f"{publication.attempt}-{label}",
-        str(publication.checkpoint),
+        f"{publication.generation}-{tries_before(label)}",
+        SLOT,
     )
     config = ClientConfig({"queue.buffering.max.messages": QUEUE_RECORDS, **publication.client})
     prepared: list[str] = []

@@ -59,6 +59,16 @@ class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
     origins: list[tuple[str, int, int]] | None
     """(topic, partition, offset) of the input record that it stems from."""
 
+    def part(self, start: int, end: int) -> OutputBatch:
+        """The outputs from *start* to before *end*."""
+        place = slice(start, end)
+        return OutputBatch(
+            self.values[place],
+            self.keys and self.keys[place],
+            self.headers and self.headers[place],
+            self.origins and self.origins[place],
+        )
+
 
 class FrameWriter:
     """Writes the frames of one file, which is made with the first of them."""

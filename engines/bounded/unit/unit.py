@@ -51,13 +51,14 @@ def _run(unit: Unit, label: str) -> Receipt:
     assembly = assemble(unit, physical, task, label, blocks, names)
     try:
         with collecting_rarely():
-            order = order_runs(task, physical.shuffles, several=len(assembly.lanes) > 1)
+            several = len(assembly.lanes) > 1 or bool(assembly.partitions)
+            order = order_runs(task, physical.shuffles, several=several)
             _take(unit, assembly, order)
             channels = tuple(file for sending in assembly.sendings for file in sending.close())
             outputs = tuple(file for staging in assembly.stagings for file in staging.close())
             ack = _acknowledgement(unit, assembly, order, blocks, names)
     finally:
-        assembly.close()
+        notes = assembly.close()
     hit("unit-computed")
     return Receipt(
         ack=ack,
@@ -68,6 +69,7 @@ def _run(unit: Unit, label: str) -> Receipt:
         began_ms=began_ms,
         ended_ms=SystemClock().now_ms(),
         label=label,
+        notes=tuple(notes),
     )
 
 
@@ -82,7 +84,10 @@ def _graph(unit: Unit) -> LogicalGraph:
 
 
 def _take(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> None:
-    """Push all input through the operators; *order* gets what was taken, where there is more than one."""
+    """Push all input through the operators; *order* gets what was taken.
+
+    A subtask that had one lane wrote no order log once: without one, it is taken as it comes.
+    """
     follows = unit.order is not None and order is not None and _has_several_orders(assembly, order)
     if unit.order or unit.left or follows:
         take_along(assembly.lanes, unit.order or (), order, unit.left)
@@ -111,7 +116,8 @@ def _acknowledgement(
         return Ack(unit.task, unit.subtask, unit.checkpoint, offsets)
     writing = _Writing(unit, blocks, names)
     operators = tuple(writing.table(table) for table in assembly.tables)
-    order_log = None if order is None else writing.order(order.cut())
+    logged = order is not None and (order.runs or len(assembly.lanes) > 1)
+    order_log = writing.order(order.cut()) if order is not None and logged else None
     staged = tuple(each for writer in assembly.writers for each in writing.staged(writer))
     return Ack(
         unit.task, unit.subtask, unit.checkpoint, offsets, operators, order_log,

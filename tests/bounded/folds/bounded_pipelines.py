@@ -56,6 +56,54 @@ def every(name: str) -> Pipeline:
     return pipeline
 
 
+def doubled(order: Order) -> Order:
+    """The order itself, changed in place."""
+    order.total *= 2
+    return order
+
+
+def changing(name: str) -> Pipeline:
+    """Running totals, and beside them a branch that changes its records in place."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
+    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add)
+    totals.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    orders.map(doubled).sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
+    return pipeline
+
+
+class Closing:
+    """Passes orders on, refuses negative ones, and does not close."""
+
+    def __call__(self, order: Order) -> Order:
+        if order.total < 0:
+            raise ValueError("negative")
+        return order
+
+    def close(self) -> None:
+        """Fails."""
+        raise RuntimeError("connection already closed")
+
+
+def closing(name: str) -> Pipeline:
+    """Copies, by an operator whose `close()` raises."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
+    orders.map(Closing, id="copy").sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
+    return pipeline
+
+
+def alike(name: str) -> Pipeline:
+    """Two shuffles whose operators' ids have the same letters, one after the other."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
+    by_customer = orders.key_by(lambda order: order.customer, id="by").stateful_map("customer-totals", add)
+    by_customer.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    by_id = orders.key_by(lambda order: order.id % 7, id="by-customer").stateful_map("totals", add)
+    by_id.sink("copies", KafkaSink(f"{name}-copies", key=lambda total: total.customer))
+    return pipeline
+
+
 def narrow(name: str) -> Pipeline:
     """Running totals whose keys are divided into two groups only."""
     return totals_of(Pipeline(name, max_parallelism=2))

@@ -1,0 +1,151 @@
+"""The ends of a unit: what is sent is what it was when it was sent, in frames that are bounded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, records_in
+from exactlyonce.engines.bounded.unit.ordering import TIME_BYTES, BatchTime, ChannelLane, take_by_time
+from exactlyonce.engines.bounded.unit.outgoing import FRAME_BYTES_MAX, Sending, Staging
+from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, read_frames, read_outputs
+from exactlyonce.engines.operators import Batch
+from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.sinks.kafka.sink import Outputs
+
+MARGIN = 1 << 16
+"""What keys, coordinates and heads add to a frame."""
+
+
+class Document(msgspec.Struct):
+    """A record that functions can change in place."""
+
+    number: int
+    body: bytes = b""
+
+
+def sending(folder: Path, receivers: int = 2, type_: Any = Document) -> Sending:
+    """A shuffle's end with a file for each of so many receivers."""
+    writers = [FrameWriter(folder / str(receiver)) for receiver in range(receivers)]
+    return Sending("by>totals", 0, 128, BatchCodec(type_), writers, BatchTime(7))
+
+
+def batch(records: list[Any], first: int = 0, topic: str = "t") -> Batch:
+    """*records*, each with a key of its own."""
+    numbers = range(first, first + len(records))
+    return Batch(records, [Coordinates(topic, 0, n) for n in numbers], [canonical_key(n) for n in numbers])
+
+
+def arrived(file: StagedFile, type_: Any = Document) -> tuple[list[Any], list[tuple[str, int]], list[bytes]]:
+    """Records, origins and keys of a channel's file, as its receiver takes them."""
+    records, origins, keys = list[Any](), list[tuple[str, int]](), list[bytes]()
+
+    def push(taken: Batch) -> None:
+        records.extend(taken.records)
+        origins.extend((origin.topic() or "", origin.offset() or 0) for origin in taken.origins)
+        keys.extend(taken.keys or [])
+
+    take_by_time([ChannelLane("by>totals:0", file, BatchCodec(type_), push)], None, BatchTime())
+    return records, origins, keys
+
+
+def test_a_record_is_sent_as_it_was(tmp_path: Path) -> None:
+    """A branch that changes its records in place, after they were sent, changes nothing of what was sent."""
+    sender, sent = sending(tmp_path), [Document(number) for number in range(300)]
+    for first in range(0, 300, 50):
+        some = sent[first : first + 50]
+        sender(batch(some, first, topic=f"t{first % 100}"))
+        for record in some:
+            record.number = -1
+    found = [each for file in sender.close() for each in zip(*arrived(file.file), strict=True)]
+    assert sorted(record.number for record, _, _ in found) == list(range(300))
+    for record, (topic, offset), key in found:
+        assert offset == record.number
+        assert topic == f"t{offset // 50 * 50 % 100}"
+        assert key == canonical_key(record.number)
+
+
+def test_small_batches_share_a_frame(tmp_path: Path) -> None:
+    """However little comes at a time, frames have many records, in the order in which they were sent."""
+    sender = sending(tmp_path, receivers=1, type_=int)
+    for number in range(5_000):
+        sender(batch([number], number))
+    (file,) = sender.close()
+    assert [records_in(frame[TIME_BYTES:]) for frame in read_frames(file.file)] == [2_000, 2_000, 1_000]
+    assert arrived(file.file, int)[0] == list(range(5_000))
+
+
+def test_frames_are_bounded_by_bytes(tmp_path: Path) -> None:
+    """Large records are cut into frames of a megabyte, and one that is larger has a frame of its own."""
+    sender = sending(tmp_path, receivers=1)
+    sizes = [50_000] * 200 + [3 << 20] + [10] * 50
+    records = [Document(number, os.urandom(size)) for number, size in enumerate(sizes)]
+    sender(batch(records[:150]))
+    written = (tmp_path / "0").stat().st_size
+    assert written > 150 * 50_000 - FRAME_BYTES_MAX - MARGIN, "no more than a frame waits"
+    sender(batch(records[150:], 150))
+    (file,) = sender.close()
+    lengths = sorted(map(len, read_frames(file.file)))
+    assert lengths[-2] < FRAME_BYTES_MAX + MARGIN < lengths[-1]
+    assert arrived(file.file)[0] == records
+
+
+def test_a_large_batch_is_many_frames(tmp_path: Path) -> None:
+    """What one batch has become by a flat_map is sent in frames, and put out in frames, of a bounded number."""
+    sender = sending(tmp_path, receivers=1, type_=int)
+    sender(batch(list(range(30_000))))
+    (file,) = sender.close()
+    assert max(records_in(frame[TIME_BYTES:]) for frame in read_frames(file.file)) <= 2_000
+    assert arrived(file.file, int)[0] == list(range(30_000))
+
+
+def test_a_large_frame_is_taken_in_linear_time(tmp_path: Path) -> None:
+    """A frame of any size, as a base may have on its way, is taken part by part without being copied for each."""
+
+    class Counting(list[Any]):
+        copied = 0
+
+        def __getitem__(self, place: slice) -> Any:  # type: ignore[override]  # only slices are asked for
+            found = Counting(super().__getitem__(place))
+            Counting.copied += len(found)
+            return found
+
+    codec, taken = BatchCodec(int), list[int]()
+    frame = codec.encode(batch(list(range(20_000))))
+    lane = ChannelLane("by>totals:0", None, codec, lambda each: taken.extend(each.records), (frame,))
+    lane.take(1)
+    assert lane._rest is not None
+    lane._rest.records = Counting(lane._rest.records)
+    take_by_time([lane], None, BatchTime())
+    assert taken == list(range(1, 20_000))
+    assert Counting.copied == 19_999
+
+
+def test_outputs_are_cut_likewise(tmp_path: Path) -> None:
+    """A sink's outputs are staged in frames bounded by records and bytes, with keys, headers and origins of each."""
+    staging = Staging("out", 0, FrameWriter(tmp_path / "out"), origins=True)
+    values = [b"%d" % number for number in range(5_000)] + [os.urandom(100_000) for _ in range(40)]
+    given = batch(values)
+    staging.note(given)
+    staging.write(Outputs(values, given.keys, [[("n", value[:4])] for value in values]))
+    (file,) = staging.close()
+    frames = list(read_frames(file.file))
+    found = list(read_outputs(file.file))
+    assert max(map(len, frames)) <= FRAME_BYTES_MAX
+    assert max(len(each.values) for each in found) <= 2_000
+    assert [value for each in found for value in each.values] == values
+    assert [key for each in found for key in each.keys or []] == given.keys
+    assert [headers[0][1] for each in found for headers in each.headers or []] == [value[:4] for value in values]
+    assert [offset for each in found for _, _, offset in each.origins or []] == list(range(len(values)))
+    assert file.file.records == len(values)
+
+
+def test_a_record_of_another_type_is_named(tmp_path: Path) -> None:
+    """One that cannot be encoded ends the run with its place, at once."""
+    with pytest.raises(RecordError, match=r"t\[0\] offset 3"):
+        sending(tmp_path)(batch([Document(0), Document(1), Document(2), object()]))
