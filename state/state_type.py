@@ -88,15 +88,12 @@ class _ByType(Generic[S]):
         self.pack = self.encode = _encode
         self.unpack = msgspec.msgpack.Decoder(type_).decode
         self._decode = msgspec.msgpack.Decoder(list[type_]).decode
-        self._inexact = inexact(type_)
 
     def decode(self, encoded: bytes | memoryview, written: Any) -> list[S]:
         return self._decode(encoded)
 
     def changed(self, states: Sequence[S], encoded: bytes, decoded: list[S]) -> str:
         """Bytes tell what a type has no place for, and not what they were."""
-        if found := next(filter(None, map(self._inexact, states)), ""):
-            return found
         if _encode(decoded) == encoded:
             return ""
         try:
@@ -110,7 +107,6 @@ class _ByAvro(Generic[S]):
 
     def __init__(self, codec: AvroCodec[S]) -> None:
         self._codec = codec
-        self._inexact = inexact(codec.type, by_schema=True)
 
     def pack(self, state: S) -> bytes:
         return _encode(self._codec.encode_strictly(state))
@@ -127,8 +123,6 @@ class _ByAvro(Generic[S]):
         return list(map(read, _byte_strings.decode(encoded)))
 
     def changed(self, states: Sequence[S], encoded: bytes, decoded: list[S]) -> str:
-        if found := next(filter(None, map(self._inexact, states)), ""):
-            return found
         return "" if decoded == list(states) else _difference(*map(_comparable, (states, decoded)))
 
 
@@ -147,8 +141,9 @@ class StateType(Generic[S]):
         self._plain: _ByType[S] = _ByType(type_)
         self._packing: _Packing[S] = self._plain if codec is None else _ByAvro(codec)
         info = inspect.type_info(type_)
-        self.mutable = _mutable(info)
+        self._changes = inexact(type_, by_schema=codec is not None)
         self._parts = _mutable_parts(info)
+        self.mutable = self._parts != frozenset()
         self.sharing: dict[type, bool] = {}
         """What `shares` has found of a class."""
         self.clone: Callable[[S], S] = _flat_clone(info) or self._clone_by_codec
@@ -188,7 +183,8 @@ class StateType(Generic[S]):
             decoded = self._packing.decode(encoded, self.schema)
         except _NOT_OF_TYPE as error:
             raise self._unstorable(states, error) from error
-        if changed := self._packing.changed(states, encoded, decoded):
+        changed = next(filter(None, map(self._changes, states)), "")
+        if changed := changed or self._packing.changed(states, encoded, decoded):
             raise self._inexact(changed)
         return encoded, decoded
 
