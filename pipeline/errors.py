@@ -48,6 +48,7 @@ Every message says what happened, whose fault it is, and what to do. All of them
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Sized
 
 INTERRUPTED = 128 + 2
@@ -157,8 +158,9 @@ class InvariantViolation(ExactlyOnceError):
     exit_code = 70
 
 
-USERS_ERRORS = (Exception, SystemExit)
-"""What the user's code may end with on a record; sys.exit() among them, for it would end a worker without a word."""
+USERS_ERRORS = (Exception, SystemExit, CancelledError)
+"""What the user's code may end with on a record; sys.exit() among them, for it would end a worker without a word, and
+what asyncio raises in a task that was cancelled, which is no `Exception`. An interrupt is nobody's error."""
 
 
 def require_whole(made: Sized, count: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any, cast
@@ -88,6 +89,19 @@ def test_a_function_that_finds_nothing_cuts_nothing_short(make: Any, offset: int
     """StopIteration would be the end of the batch for who maps over it: it is an error of that record."""
     with pytest.raises(RecordError, match=rf"'op' raised StopIteration.* on the record at t\[0\] offset {offset}\."):
         pushed(make(nothing_at(offset)), list(range(COUNT)))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda fn: Map("op", fn), lambda fn: stateful(lambda state, record: (None, fn(record)))]
+)
+def test_what_asyncio_cancels_is_an_error_of_the_record(make: Any) -> None:
+    """`CancelledError` is no `Exception`: the worker ended without a word, and the job restarted without end."""
+    with pytest.raises(RecordError, match=r"'op' raised CancelledError: gone .* offset 1\."):
+        pushed(make(lambda record: record if not record else cancelled()), [0, 1])
+
+
+def cancelled() -> None:
+    raise asyncio.CancelledError("gone")
 
 
 def generated(state: Basket | None, record: int) -> tuple[Basket, Iterator[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
@@ -30,9 +32,10 @@ def test_other_errors_are_not_touched() -> None:
 
 
 def test_a_function_that_raises_is_told_by_its_argument() -> None:
-    """Of `key=` and the like; the error is kept, with the place in the user's code. Python's own exit counts as one."""
+    """Of `key=` and the like; the error is kept, with the place in the user's code. Python's own exit counts as one,
+    and so does a task that was cancelled."""
     assert mapped("key", str, [1, 2]) == ["1", "2"]
-    for kind in (KeyError, SystemExit):
+    for kind in (KeyError, SystemExit, asyncio.CancelledError):
 
         def fail(record: object, kind: type[BaseException] = kind) -> str:
             raise kind("no")
@@ -40,3 +43,13 @@ def test_a_function_that_raises_is_told_by_its_argument() -> None:
         with pytest.raises(FunctionRaised) as error:
             mapped("key", fail, [1])
         assert (error.value.argument, type(error.value.__cause__)) == ("key", kind)
+
+
+def test_an_interrupt_is_no_error_of_a_record() -> None:
+    """Who presses Ctrl-C within a function ends the run."""
+
+    def interrupted(record: object) -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mapped("key", interrupted, [1])
