@@ -6,8 +6,10 @@ frame per record. Both raise on what they cannot do, with a message that names t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -45,11 +47,42 @@ class JsonCodec(Codec[T]):
     b'{"a":1}'
     """
 
-    _encoder = msgspec.json.Encoder()
-
     def __init__(self, type_: TypeForm[T]) -> None:
-        schema.describe(type_)
-        super().__init__("json", type_, self._encoder.encode, msgspec.json.Decoder(type_).decode)
+        described = msgspec.json.encode(schema.describe(type_))
+        has_floats = b'"float"' in described or b'"any"' in described
+        super().__init__("json", type_, _finite if has_floats else _encode_json, msgspec.json.Decoder(type_).decode)
+
+
+_encode_json = msgspec.json.Encoder().encode
+
+
+def _finite(value: Any) -> bytes:
+    encoded = _encode_json(value)
+    require_finite(value, encoded)
+    return encoded
+
+
+def require_finite(value: Any, encoded: bytes) -> None:
+    """Raise ValueError where a float in *value*, which became *encoded*, is null there, for JSON has no number for it.
+
+    >>> require_finite([1.5, float("nan")], b"[1.5,null]")
+    Traceback (most recent call last):
+        ...
+    ValueError: it holds nan, for which JSON has no number
+    """
+    if b"null" in encoded:
+        _refuse_nan(msgspec.to_builtins(value, builtin_types=(bytes, Decimal, msgspec.Raw)))
+
+
+def _refuse_nan(value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"it holds {value!r}, for which JSON has no number")
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset):
+        return
+    for each in value:
+        _refuse_nan(each)
 
 
 class BytesCodec(Codec[bytes]):

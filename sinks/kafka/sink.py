@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin
 import msgspec
 
 from exactlyonce.pipeline import hints, schema
-from exactlyonce.pipeline.codec import Codec, JsonCodec, codec_for
+from exactlyonce.pipeline.codec import Codec, JsonCodec, codec_for, require_finite
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import topic_problem
@@ -266,7 +266,9 @@ def encode_key(key: object) -> bytes | None:
         return key
     if isinstance(key, bytes | bytearray):
         return bytes(key)
-    return _or_tombstone(_encode_json(key), key)
+    encoded = _encode_json(key)
+    require_finite(key, encoded)
+    return _or_tombstone(encoded, key)
 
 
 _encode_json = msgspec.json.Encoder(order="deterministic").encode

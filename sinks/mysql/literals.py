@@ -20,6 +20,7 @@ from uuid import UUID
 
 import msgspec
 
+from exactlyonce.pipeline.codec import require_finite
 from exactlyonce.sinks.mysql.session import quoted
 from exactlyonce.sinks.mysql.table import MySQLColumn
 from exactlyonce.sinks.sql.fields import FieldKind, RowField
@@ -322,21 +323,12 @@ def _documents(column: MySQLColumn, depth_max: int) -> Literal:
 
     def literal(value: Any) -> str:
         encoded = _encode_json(value)
-        if b"null" in encoded:
-            _require_finite(msgspec.to_builtins(value))
+        require_finite(value, encoded)
         if encoded.count(b"[") + encoded.count(b"{") > depth_max and _depth(msgspec.json.decode(encoded)) > depth_max:
             raise ValueError(f"it is nested deeper than {depth_max} levels")
         return text(encoded.decode())
 
     return literal
-
-
-def _require_finite(value: Any) -> None:
-    """A float without a number would be written as null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is in it, which JSON does not have")
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ():
-        _require_finite(item)
 
 
 def _depth(value: Any) -> int:

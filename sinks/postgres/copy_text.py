@@ -19,6 +19,7 @@ from uuid import UUID
 
 import msgspec
 
+from exactlyonce.pipeline.codec import require_finite
 from exactlyonce.sinks.sql.fields import FieldKind, RowField, shown
 
 MARK_BYTES = 8
@@ -320,25 +321,12 @@ def json_text(binary_form: bool) -> Texts:
     def texts(values: list[Any]) -> list[str]:
         encoded = list(map(_encode_json, values))
         for value, text in zip(values, encoded, strict=True):
-            if b"null" in text:
-                _refuse_nan(msgspec.to_builtins(value, builtin_types=(bytes, Decimal)))
+            require_finite(value, text)
             if binary_form and b"\\u0000" in text and _NULL_CHARACTER.search(text):
                 raise ValueError(f"{shown(value)} has a null character, which jsonb does not store")
         return [text.decode() for text in encoded]
 
     return texts
-
-
-def _refuse_nan(value: Any) -> None:
-    """Raise ValueError for a float in *value* that JSON has no number for: it would become null."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        raise ValueError(f"it holds {value!r}, for which JSON has no number")
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple | set | frozenset):
-        return
-    for each in value:
-        _refuse_nan(each)
 
 
 def arrays(items: Texts) -> Texts:

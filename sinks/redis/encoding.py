@@ -7,7 +7,6 @@ Decimal) goes without the quotes. None deletes a field of a hash, and leaves out
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from exactlyonce.pipeline.codec import Codec
+from exactlyonce.pipeline.codec import Codec, require_finite
 from exactlyonce.pipeline.sink import mapped
 from exactlyonce.sinks.redis.rows import row
 from exactlyonce.sinks.redis.scripts import LEDGER_PREFIX
@@ -105,7 +104,14 @@ def _key_bytes(key: object) -> bytes:
             raise ValueError(f"key: {_not_text(error)}") from None
     if key is None:
         raise ValueError("key: it is None, and Redis has no such key; let key= return text")
-    return key if type(key) is bytes else _encode_json(key)
+    if type(key) is bytes:
+        return key
+    encoded = _encode_json(key)
+    try:
+        require_finite(key, encoded)
+    except ValueError as error:
+        raise ValueError(f"key: {error}") from None
+    return encoded
 
 
 def _hash_tag(key: bytes) -> bytes | None:
@@ -184,10 +190,9 @@ def _text(name: str, value: Any) -> bytes | None:
         return None
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name}: {value} has no JSON")
     try:
         encoded = _encode_json(value)
+        require_finite(value, encoded)
     except UnicodeEncodeError as error:
         raise ValueError(f"{name}: {_not_text(error)}") from None
     except (TypeError, ValueError, OverflowError) as error:

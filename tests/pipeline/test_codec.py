@@ -118,3 +118,21 @@ def test_json_refuses_what_it_cannot_write(type_: Any) -> None:
     """A type that msgspec does not know is refused when the codec is made, not at the first record."""
     with pytest.raises(UnsupportedType):
         JsonCodec(type_)
+
+
+class Reading(msgspec.Struct):
+    at: str | None
+    parts: dict[str, tuple[float, ...]]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_json_has_not_is_refused(number: float) -> None:
+    """At whatever depth: it would be written as null, which is another value, or none at all. What is null stays so."""
+    assert JsonCodec(Reading).encode(Reading(None, {"x": (1.5,)})) == b'{"at":null,"parts":{"x":[1.5]}}'
+    assert JsonCodec(Any).encode([msgspec.Raw(b"null"), None]) == b"[null,null]"
+    for codec, value in (
+        (JsonCodec(Reading), Reading("noon", {"x": (1.5, number)})),
+        (JsonCodec(Any), {"x": [number]}),
+    ):
+        with pytest.raises(ValueError, match=rf"it holds {number}, for which JSON has no number"):
+            codec.encode(value)

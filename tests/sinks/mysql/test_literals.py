@@ -254,7 +254,7 @@ REFUSED: list[tuple[str, Any, Any, str]] = [
     ("TIME", time, time(1, tzinfo=timezone.utc), "it has a time zone, which TIME does not keep"),
     ("TIME", timedelta, timedelta(hours=839), "it is longer than 838:59:59"),
     ("UUID", UUID, UUID("7dfb4d2e-17f5-c13e-6ce3-8d733ed6ff1a"), "it is of no variant that the type UUID takes"),
-    ("JSON", dict, {"a": [float("nan")]}, "nan is in it, which JSON does not have"),
+    ("JSON", dict, {"a": [float("nan")]}, "it holds nan, for which JSON has no number"),
     ("TINYTEXT", dict, {"a": "x" * 300}, "it has 308 characters, and 255 fit"),
 ]
 
