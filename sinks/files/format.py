@@ -64,13 +64,14 @@ class FileFormat(Protocol):
 class PartitionedEncoder:
     """The `SinkEncoder` of a file sink: rows by the folder to which they go."""
 
-    def __init__(self, partition_by: Sequence[RowField], format_: FileFormat) -> None:
+    def __init__(self, partition_by: Sequence[RowField], format_: FileFormat, target: str) -> None:
         self._partition_by = partition_by
+        self._target = target
         self._format = format_
 
     def encode(self, records: Sequence[Any]) -> list[EncodedPart]:
         """The parts, in the order of each one's first record."""
-        groups = partitions.grouped(self._partition_by, records)
+        groups = partitions.grouped(self._partition_by, records, self._target)
         encoded = self._format.encode(list(groups.values()))
         return [
             EncodedPart(folder, len(group), size, content)

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.sinks.committer import StoreView
 from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import Entry, SinkFolder, encode_entry
@@ -84,8 +85,14 @@ class FileLedger:
         return 0
 
     def is_due(self, entry: LedgerEntry) -> bool:
-        """See `LedgerEntry.is_due`. Whoever finds that it is not finds that durable."""
+        """See `LedgerEntry.is_due`. Whoever finds that it is not finds that durable. `StoreUnavailable` where this is
+        not the folder that was fenced: the incarnation that writes has left its name there."""
         begun_for, newest = self._writer()
+        if begun_for == entry.origin and newest < entry.incarnation:
+            raise StoreUnavailable(
+                f"{self._folder.root} has not what incarnation {entry.incarnation} has written there, but is of one "
+                f"before: is the disk of {self._folder.target} mounted? Another folder is in its place."
+            )
         position = self.position(entry.origin, entry.subtask)
         if entry.is_due(checkpoint=position, incarnation=newest, origin=begun_for):
             return True

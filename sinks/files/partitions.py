@@ -5,6 +5,7 @@ Invariant: two values of a field never get one name, so that a reader finds each
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -17,6 +18,8 @@ NONE = "__HIVE_DEFAULT_PARTITION__"
 KINDS = {FieldKind.STR, FieldKind.INT, FieldKind.BOOL, FieldKind.DATE, FieldKind.UUID}
 NAME_BYTES_MAX = 255
 """Of a name in a folder, on every file system that is in use."""
+PATH_BYTES_MAX = 4095
+"""Of a path that is given to the system."""
 
 _ESCAPED = re.compile(r'[\x00-\x1f\x7f"#%\'*/:=?\\{\[\]^]')
 """What Hive escapes."""
@@ -75,12 +78,18 @@ def _written(value: Any) -> str:
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
-def grouped(fields: Sequence[RowField], records: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """*records* by folder, each group in the order in which they came; without *fields*, all in ""."""
+def grouped(fields: Sequence[RowField], records: Sequence[Any], target: str) -> dict[str, Sequence[Any]]:
+    """*records* by folder below *target*, each group in the order in which they came; without *fields*, all in ""."""
     if not fields:
         return {"": records}
     names = zip(*(folder_names(field, records) for field in fields), strict=True)
     groups: dict[tuple[str, ...], list[Any]] = {}
     for name, record in zip(names, records, strict=True):
         groups.setdefault(name, []).append(record)
-    return {"/".join(name): group for name, group in groups.items()}
+    folders = {"/".join(name): group for name, group in groups.items()}
+    room = PATH_BYTES_MAX - NAME_BYTES_MAX - len("//") - len(os.fsencode(target))
+    size = max((len(folder.encode()) for folder in folders), default=0)
+    if size > room:
+        names = ", ".join(field.name for field in fields)
+        raise ValueError(f"{names}: together they make a folder's path of {size:,} bytes, and {room:,} have room here")
+    return folders

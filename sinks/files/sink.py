@@ -159,7 +159,7 @@ class FileSink(Sink[T]):
         )
         publisher = Publisher(folder)
         publish = publisher.publish_all if self.delivery == "at_least_once" else None
-        encoder = PartitionedEncoder(self._partition_fields(context.type), format_)
+        encoder = PartitionedEncoder(self._partition_fields(context.type), format_, self.path)
         return Opened(FilesWriter(context.sink, context.subtask, files, publish), encoder)
 
     def _folder(self, context: CommitterContext | WriterContext) -> SinkFolder:

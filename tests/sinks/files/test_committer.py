@@ -258,6 +258,20 @@ def test_a_folder_that_is_gone_is_waited_for(target, totals) -> None:
     assert committer.commit(committable, 1, ORIGIN) is True
 
 
+def test_a_folder_in_the_place_of_the_one_that_was_fenced_is_not_written_to(target, totals) -> None:
+    """What an earlier run has left where no disk was mounted, which is seen again when the disk goes away."""
+    target.led(1)
+    disk, below = target.folder.with_name("disk"), target.folder.with_name("below")
+    target.folder.rename(below)
+    committer = target.led(2)
+    target.folder.rename(disk)
+    below.rename(target.folder)
+    committable = target.staged(1, totals(1), incarnation=2)
+    with pytest.raises(StoreUnavailable, match=r"of one before: is the disk of .* mounted\?"):
+        committer.commit(committable, 2, ORIGIN)
+    assert target.published() == []
+
+
 def test_a_folder_of_a_partition_that_is_a_file_is_an_error(make_target, totals) -> None:
     """A file where the folder of a partition is to be is named."""
     target = make_target(partition_by=("customer",))

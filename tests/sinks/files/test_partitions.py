@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from datetime import date
 from enum import Enum
 from typing import Any
@@ -70,8 +72,21 @@ def test_groups_keep_the_order_of_rows() -> None:
     record = msgspec.defstruct("Made", [("a", int), ("b", str), ("c", int)])
     fields = fields_of(record)[:2]
     records = [record(each % 2, "x", each) for each in range(6)]
-    found = {name: [each.c for each in group] for name, group in partitions.grouped(fields, records).items()}
+    found = {name: [each.c for each in group] for name, group in partitions.grouped(fields, records, "/target").items()}
     assert found == {"a=0/b=x": [0, 2, 4], "a=1/b=x": [1, 3, 5]}
+
+
+def test_values_that_together_make_too_long_a_path_are_the_records_fault() -> None:
+    """Each has a name, and the system takes no path of all: it was found when a checkpoint had been decided."""
+    record = msgspec.defstruct("Made", [(f"f{number}", str) for number in range(16)])
+    fields, target = fields_of(record), "/" + "t" * 9
+    for size, fits in ((249, True), (250, False)):
+        records = [record(*["short"] * 16), record(*["x" * 234] * 15, "x" * size)]
+        with nullcontext() if fits else pytest.raises(ValueError, match=r"f0, f1, .*: together .* of 3,8\d\d bytes"):
+            groups = partitions.grouped(fields, records, target)
+            path = f"{target}/{max(groups, key=len)}/{'n' * partitions.NAME_BYTES_MAX}"
+            with pytest.raises(FileNotFoundError):  # and not that the name is too long
+                os.stat(path)
 
 
 @pytest.mark.parametrize(
