@@ -18,6 +18,10 @@ from exactlyonce.sinks.sql.table import column_problems
 _VERSION_MIN = 120_000
 
 
+Shape = list[tuple[Any, ...]]
+"""Of a table: its identity, and names and types of its columns, which the server tells sooner than all about them."""
+
+
 class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The table that is written to."""
 
@@ -25,6 +29,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     oid: int
     columns: dict[str, PostgresColumn]
+    shape: Shape
+    """What it had when its columns were looked at."""
 
     @property
     def name(self) -> sql.Identifier:
@@ -44,6 +50,8 @@ def find(connection: PostgresConnection, sink: PostgresSink[Any]) -> Target | No
     if not rows:
         return None
     found_schema, found_table, oid = rows[0]
+    name = sql.Identifier(found_schema, found_table).as_string(None)
+    shape = connection.rows(_SHAPE, (name,))
     rows = connection.rows(_COLUMNS, (oid,))
     columns = {
         name: PostgresColumn(
@@ -52,7 +60,12 @@ def find(connection: PostgresConnection, sink: PostgresSink[Any]) -> Target | No
         )
         for name, shown, not_null, default, generated, base, modifier, array, labels in rows
     }  # fmt: skip
-    return Target(schema=found_schema, table=found_table, oid=oid, columns=columns)
+    return Target(schema=found_schema, table=found_table, oid=oid, columns=columns, shape=shape)
+
+
+def has_its_shape(connection: PostgresConnection, target: Target) -> bool:
+    """Whether the table is still what was found."""
+    return connection.rows(_SHAPE, (target.shown,)) == target.shape
 
 
 def schema_of(connection: PostgresConnection, sink: PostgresSink[Any]) -> str:
@@ -117,6 +130,7 @@ def check_target(
     wrong += column_problems(fields, target.columns, inserts=sink.mode != "delete")
     pairs = [(field, target.columns[field.name]) for field in fields if field.name in target.columns]
     wrong += filter(None, (type_problem(field, column) for field, column in pairs))
+    wrong += _rule_problems(connection, sink, target)
     if not wrong and sink.mode == "upsert":
         wrong += _index_problems(connection, target, sink.key)
     if not wrong:
@@ -136,6 +150,14 @@ def _kind_problems(connection: PostgresConnection, target: Target) -> Iterator[s
         yield f"it is temporary or UNLOGGED, and loses rows in a crash: ALTER TABLE {target.shown} SET LOGGED"
     if connection.rows("SELECT row_security_active($1::oid)", (target.oid,))[0][0]:
         yield "row-level security applies to the role, and may hide rows: ALTER ROLE ... BYPASSRLS, or use another role"
+
+
+def _rule_problems(connection: PostgresConnection, sink: PostgresSink[Any], target: Target) -> Iterator[str]:
+    """COPY passes rules by, an upsert is refused where there are some, and a delete does what they say."""
+    events = {"append": "3", "upsert": "23", "delete": "4"}[sink.mode]
+    for rule, event in connection.rows(_RULES, (target.oid, list(events))):
+        drop = sql.SQL("DROP RULE {} ON {}").format(sql.Identifier(rule), target.name).as_string(None)
+        yield f"it has the rule {rule} on {event}, by which rows would not come as they are: use a trigger: {drop}"
 
 
 def _index_problems(connection: PostgresConnection, target: Target, key: Sequence[str]) -> Iterator[str]:
@@ -206,10 +228,20 @@ FROM types d JOIN pg_type t ON t.oid = d.type AND t.typtype <> 'd'
     LEFT JOIN pg_type item ON t.typcategory = 'A' AND item.oid = t.typelem
 WHERE c.oid = $1::oid ORDER BY a.attnum
 """
+_SHAPE = """
+SELECT attrelid, attname, atttypid, atttypmod FROM pg_attribute
+WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+"""
 _PARTS = """
 SELECT relkind::text, relpersistence::text FROM pg_class
 WHERE oid = $1::oid OR oid IN (SELECT relid FROM pg_partition_tree($1::oid::regclass))
 """
+_RULES = """
+SELECT rulename::text, CASE ev_type WHEN '2' THEN 'UPDATE' WHEN '3' THEN 'INSERT' ELSE 'DELETE' END
+FROM pg_rewrite WHERE ev_class = $1::oid AND ev_type::text = ANY ($2::text[]) AND (ev_enabled <> 'D' OR ev_type = '2')
+ORDER BY 1
+"""
+"""An upsert is refused for a rule on UPDATE that is disabled, too."""
 _HAS_RIGHT = """
 SELECT has_table_privilege(it, action)
     OR (SELECT bool_and(has_column_privilege(it, name, action)) FROM unnest(names) name)

@@ -72,6 +72,20 @@ def type_problem(field: RowField, column: PostgresColumn) -> str | None:
     return f"its column {column.name!r} is {column.type}, and the field is {field.kind.value}: make it {wanted}"
 
 
+def meaning(column: PostgresColumn) -> tuple[str, bool, int]:
+    """What decides, of a column's type, which value it makes of a text that it takes at all: two columns of one meaning
+    make the same of it, however wide they are."""
+    family, modifier = _FAMILIES.get(column.base, column.base), column.modifier
+    if column.base == "numeric" and modifier >= 4:
+        modifier = (modifier - 4) & 0x7FF  # its scale
+    return family, column.array, modifier if column.base in _ROUNDED else -1
+
+
+_FAMILIES = dict.fromkeys(("int2", "int4", "int8"), "integer") | dict.fromkeys(("text", "varchar", "citext"), "text")
+_ROUNDED = {"numeric", "timestamp", "timestamptz", "time"}
+"""Types that round to a number of digits, which is part of the type."""
+
+
 def column_text(field: RowField, table: str, column: PostgresColumn) -> ColumnText:
     """How a field becomes text of a column of *table* that has no `type_problem`."""
     texts = _texts(field, column)

@@ -112,10 +112,10 @@ def _size(value: str | bytes) -> int:
     return len(value) if isinstance(value, bytes) or value.isascii() else len(value.encode())
 
 
-def mark_of(mode: str, key: Sequence[str], fields: Sequence[RowField]) -> str:
-    """The mark of lines that were written for these columns, in this mode."""
+def mark_of(mode: str, key: Sequence[str], fields: Sequence[RowField], meanings: Sequence[Any]) -> str:
+    """The mark of lines that were written for these columns, each with its `column_types.meaning`, in this mode."""
     kinds = [(field.name, field.kind.value, field.item.value if field.item else "") for field in fields]
-    return sha256(msgspec.json.encode(("copy text 1", mode, key, kinds))).hexdigest()[:MARK_BYTES]
+    return sha256(msgspec.json.encode(("copy text 2", mode, key, kinds, meanings))).hexdigest()[:MARK_BYTES]
 
 
 def unmarked(chunk: bytes, mark: bytes) -> bytes | None:

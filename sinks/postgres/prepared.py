@@ -104,7 +104,7 @@ class PreparingPostgresStore(PostgresStore, PreparingStore):
 
     def add(self, chunk: bytes) -> None:
         """See `PreparingStore`."""
-        self._write(self._found(), [chunk])
+        self._write([chunk])
 
     def keep(self) -> None:
         """See `PreparingStore`."""

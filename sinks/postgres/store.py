@@ -1,7 +1,8 @@
 """The PostgreSQL store: rows and their ledger row, in one transaction.
 
 Invariants: a statement that writes stands behind the ledger's compare-and-set, in its transaction; what a COPY is given
-was written for the columns that it names, by the mark of every line; after any doubt the next call asks the ledger.
+was written for the columns that it names, as they are then, by the mark of every line; after any doubt the next call
+asks the ledger.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.postgres import catalogue
 from exactlyonce.sinks.postgres.catalogue import Target
-from exactlyonce.sinks.postgres.column_types import column_text
+from exactlyonce.sinks.postgres.column_types import column_text, meaning
 from exactlyonce.sinks.postgres.connection import Limits, PostgresConnection
 from exactlyonce.sinks.postgres.copy_text import CopyEncoder, mark_of, unmarked
 from exactlyonce.sinks.postgres.ledger import LedgerTable, SinkName, still_held
 from exactlyonce.sinks.postgres.refusals import LockHeld
 from exactlyonce.sinks.postgres.sink import PostgresSink
-from exactlyonce.sinks.sql.table import row_fields
+from exactlyonce.sinks.sql.table import column_problems, row_fields
 from exactlyonce.sinks.write_ahead.ledger import SinkLedger
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, RowEncoder, Store
 
@@ -38,7 +39,6 @@ class PostgresStore(Store):
         self._type = type_
         self._limits = limits or Limits()
         self._fields = row_fields(type_, sink.mode, sink.key)
-        self._mark = mark_of(sink.mode, sink.key, self._fields)
         self._connection = PostgresConnection(sink.dsn, self._limits)
         self._target: Target | None = None
 
@@ -92,7 +92,8 @@ class PostgresStore(Store):
         catalogue.check_target(self._connection, self._sink, self._fields, target)
         table = f"table {target.shown}"
         texts = [column_text(field, table, target.columns[field.name]) for field in self._fields]
-        return CopyEncoder(texts, self._mark, indexed=self._sink.key if self._sink.mode == "upsert" else ())
+        indexed = self._sink.key if self._sink.mode == "upsert" else ()
+        return CopyEncoder(texts, self._mark(target), indexed=indexed)
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `Store`. Whoever of an older incarnation applies something has a moment to end; then its session ends."""
@@ -118,19 +119,18 @@ class PostgresStore(Store):
 
     def apply(self, chunks: Iterable[bytes], entry: LedgerEntry) -> bool:
         """See `Store`."""
-        target, ledger = self._found(), self._ledger()
+        ledger = self._ledger()
         session = SinkName(entry.pipeline, entry.sink).session
         with ledger.needed(), self._connection.transaction(session):
             applied = ledger.claim(entry)
             if applied:
-                self._write(target, chunks)
+                self._write(chunks)
         return applied
 
     def write(self, chunks: Iterable[bytes]) -> None:
         """See `Store`."""
-        target = self._found()
         with self._connection.transaction("exactlyonce"):
-            self._write(target, chunks)
+            self._write(chunks)
 
     def close(self) -> None:
         """See `Store`."""
@@ -141,7 +141,7 @@ class PostgresStore(Store):
             return self._ledger().fence(name, incarnation, origin)
 
     def _found(self) -> Target:
-        """The table, looked for once."""
+        """The table as it was found."""
         if self._target is None:
             self._target = catalogue.find(self._connection, self._sink)
         if self._target is None:
@@ -173,11 +173,33 @@ class PostgresStore(Store):
             f"is written."
         )
 
-    def _write(self, target: Target, chunks: Iterable[bytes]) -> None:
-        """Part of a transaction: the rows, as the sink's mode has it."""
+    def _mark(self, target: Target) -> str:
+        """Of rows that are encoded for the table."""
+        meanings = [meaning(target.columns[field.name]) for field in self._fields]
+        return mark_of(self._sink.mode, self._sink.key, self._fields, meanings)
+
+    def _written_to(self) -> Target:
+        """The table as it is now."""
+        target = self._found()
+        if not catalogue.has_its_shape(self._connection, target):
+            self._target = None
+            target = self._found()
+        if wrong := list(column_problems(self._fields, target.columns, inserts=self._sink.mode != "delete")):
+            raise StoreError(f"Rows cannot be written to table {target.shown} any more: {'; '.join(wrong)}.")
+        return target
+
+    def _write(self, chunks: Iterable[bytes]) -> None:
+        """Part of a transaction: the rows, as the sink's mode has it. What they went into is looked at once more behind
+        them, when it is locked."""
+        target = self._written_to()
+        mark = self._mark(target)
+        self._insert(target, self._unmarked(chunks, mark))
+        if self._mark(self._written_to()) != mark:
+            raise self._encoded_otherwise()
+
+    def _insert(self, target: Target, lines: Iterable[bytes]) -> None:
         columns = sql.SQL(", ").join(sql.Identifier(field.name) for field in self._fields)
         copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT text, ENCODING 'UTF8')")
-        lines = self._unmarked(chunks)
         if self._sink.mode == "append":
             self._connection.copy(copy.format(target.name, columns), lines)
             return
@@ -200,16 +222,19 @@ class PostgresStore(Store):
         sets = sql.SQL(", ").join(sql.SQL("{} = excluded.{}").format(name, name) for name in names)
         return sql.SQL("UPDATE SET {}").format(sets)
 
-    def _unmarked(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
-        mark = self._mark.encode()
+    def _unmarked(self, chunks: Iterable[bytes], mark: str) -> Iterator[bytes]:
         for chunk in chunks:
-            lines = unmarked(chunk, mark)
+            lines = unmarked(chunk, mark.encode())
             if lines is None:
-                raise StoreError(
-                    f"Rows for {self._sink.table!r} wait that were encoded for other columns, another key or mode than "
-                    f"the sink has now. Run the pipeline as it was before, until it has ended cleanly; then change it."
-                )
+                raise self._encoded_otherwise()
             yield lines
+
+    def _encoded_otherwise(self) -> StoreError:
+        return StoreError(
+            f"Rows for {self._sink.table!r} wait that were encoded for other columns, or other types of them, another "
+            f"key or mode than there are now. Run the pipeline as it was before, with the table as it was, until it "
+            f"has ended cleanly; then change it."
+        )
 
 
 _MAKE_STAGE = """

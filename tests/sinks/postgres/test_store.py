@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -171,6 +173,41 @@ def test_rows_of_other_columns_are_not_mistaken(database: Database) -> None:
         store.apply([chunks(store, [Total("ann", 1)])[0] + later[0]], entry(1))
     assert database.totals() == []
     assert other.apply(later, entry(1))
+
+
+class Priced(msgspec.Struct, frozen=True):
+    """A row whose values a column may round or shift."""
+
+    customer: str
+    price: Decimal
+    at: datetime
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER COLUMN price TYPE numeric(9,1)", "ALTER COLUMN price TYPE double precision",
+        "ALTER COLUMN at TYPE timestamp", "ALTER COLUMN at TYPE timestamptz(0)",
+        "RENAME TO before; CREATE TABLE totals (customer text UNIQUE NOT NULL, price numeric(9,2), at timestamp)",
+    ],
+)  # fmt: skip
+def test_a_column_that_becomes_another_while_rows_wait(database: Database, mode: str, change: str) -> None:
+    """What it would round or shift is refused, until it is what it was; the same, only wider, is taken."""
+    database.execute("CREATE TABLE totals (customer varchar(9) UNIQUE NOT NULL, price numeric(9,2), at timestamptz)")
+    store = database.ready(Priced, mode=mode, key=key_of(mode))
+    at = datetime(2026, 3, 1, 12, 0, 0, 500000, tzinfo=timezone(timedelta(hours=2)))
+    waiting = chunks(store, [Priced("ann", Decimal("1.25"), at)])
+    for statement in f"ALTER TABLE totals {change}".split(";"):
+        database.execute(statement)
+    for again in (store, database.store(Priced, mode=mode, key=key_of(mode), create=False)):
+        with pytest.raises(StoreError, match=r"encoded for other columns.*with the table as it was"):
+            again.apply(waiting, entry(1))
+    assert database.execute("SELECT count(*) FROM totals") == [(0,)]
+    database.execute("DROP TABLE totals")
+    database.execute("CREATE TABLE totals (customer text UNIQUE NOT NULL, price numeric(12,2), at timestamptz)")
+    assert store.apply(waiting, entry(1))
+    assert database.execute("SELECT * FROM totals") == [("ann", Decimal("1.25"), at)]
 
 
 @pytest.mark.parametrize("table", ['we"ird Näme; DROP TABLE x--', "select", "a%sb{c}"])
