@@ -86,10 +86,10 @@ def grouped(fields: Sequence[RowField], records: Sequence[Any], target: str) -> 
     groups: dict[tuple[str, ...], list[Any]] = {}
     for name, record in zip(names, records, strict=True):
         groups.setdefault(name, []).append(record)
-    folders = {"/".join(name): group for name, group in groups.items()}
+    folders: dict[str, Sequence[Any]] = {"/".join(name): group for name, group in groups.items()}
     room = PATH_BYTES_MAX - NAME_BYTES_MAX - len("//") - len(os.fsencode(target))
     size = max((len(folder.encode()) for folder in folders), default=0)
     if size > room:
-        names = ", ".join(field.name for field in fields)
-        raise ValueError(f"{names}: together they make a folder's path of {size:,} bytes, and {room:,} have room here")
+        shown = ", ".join(field.name for field in fields)
+        raise ValueError(f"{shown}: together they make a folder's path of {size:,} bytes, and {room:,} have room here")
     return folders

@@ -173,7 +173,8 @@ class PostgresConnection:
             if connection.silent:
                 raise StoreUnavailable(
                     f"PostgreSQL ({self._dsn_shown}) did not answer for {connection.answer_s:.0f} s. Nothing is lost: "
-                    f"it is asked again. See whether the server is overloaded, stopped or unreachable."
+                    f"it is asked again. See whether the server is overloaded, stopped or unreachable; if it is at "
+                    f"work for so long, as where triggers or indexes make rows slow, set answer_timeout= of the sink."
                 ) from None
             raise self._refusals.of(error) from None
         except BaseException:

@@ -8,6 +8,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 from exactlyonce.pipeline import schema
+from exactlyonce.pipeline.durations import duration_ms
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
@@ -36,6 +38,8 @@ class PostgresSink(PreparableSink[T], Generic[T]):
     - *commit*: "write_ahead": rows wait in the checkpoint topic until their checkpoint is decided; "prepared": in
       prepared transactions of the server, for *mode* "append" alone.
     - *delivery*: "exactly_once", or a weaker one by choice: "at_least_once", "at_most_once".
+    - *answer_timeout*: for how long the server may be at one statement, and a second more for each MiB of rows; then it
+      counts as away. Longer where triggers or indexes make it slow.
     """
 
     prepares: ClassVar[str] = "prepared"
@@ -49,6 +53,7 @@ class PostgresSink(PreparableSink[T], Generic[T]):
     schema: str | None = None
     commit: str = "write_ahead"
     delivery: str = "exactly_once"
+    answer_timeout: str = "30s"
 
     @property
     def place(self) -> tuple[str | None, str]:
@@ -68,6 +73,11 @@ class PostgresSink(PreparableSink[T], Generic[T]):
         elif not is_reference(self.dsn) and _PASSWORD.search(self.dsn):
             yield "dsn= has a password written out: put all of it into a variable, dsn='env:NAME', or into a file"
         yield from self.commit_problems(self.mode)
+        try:
+            if not duration_ms(self.answer_timeout, "answer_timeout"):
+                yield "answer_timeout is 0, in which no server answers: leave it out, or give it longer"
+        except ConfigError as error:
+            yield str(error).rstrip(".")
         wrong = list(description_problems(self.mode, self.key, self.create))
         yield from wrong
         if not wrong and type_ is not UNKNOWN:

@@ -13,6 +13,7 @@ from typing import Any
 from psycopg import sql
 
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
+from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import StoreError
 from exactlyonce.sinks.postgres import catalogue
 from exactlyonce.sinks.postgres.catalogue import Target
@@ -37,7 +38,7 @@ class PostgresStore(Store):
     def __init__(self, sink: PostgresSink[Any], type_: Any, limits: Limits | None = None) -> None:
         self._sink = sink
         self._type = type_
-        self._limits = limits or Limits()
+        self._limits = limits or Limits(answer=duration_ms(sink.answer_timeout) / 1000)
         self._fields = row_fields(type_, sink.mode, sink.key)
         self._connection = PostgresConnection(sink.dsn, self._limits)
         self._target: Target | None = None

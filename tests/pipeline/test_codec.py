@@ -130,9 +130,10 @@ def test_a_number_that_json_has_not_is_refused(number: float) -> None:
     """At whatever depth: it would be written as null, which is another value, or none at all. What is null stays so."""
     assert JsonCodec(Reading).encode(Reading(None, {"x": (1.5,)})) == b'{"at":null,"parts":{"x":[1.5]}}'
     assert JsonCodec(Any).encode([msgspec.Raw(b"null"), None]) == b"[null,null]"
-    for codec, value in (
+    cases: list[tuple[Codec[Any], Any]] = [
         (JsonCodec(Reading), Reading("noon", {"x": (1.5, number)})),
         (JsonCodec(Any), {"x": [number]}),
-    ):
+    ]
+    for codec, value in cases:
         with pytest.raises(ValueError, match=rf"it holds {number}, for which JSON has no number"):
             codec.encode(value)

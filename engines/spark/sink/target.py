@@ -56,7 +56,7 @@ _TABLE: dict[str, Parsed] = {
     "table": _text, "dsn": _text, "mode": _text, "key": _names, "create": _flag, "commit": _text, "delivery": _text,
 }  # fmt: skip
 ARGUMENTS: Mapping[str, Mapping[str, Parsed]] = {
-    "postgres": {**_TABLE, "schema": _text},
+    "postgres": {**_TABLE, "schema": _text, "answer_timeout": _text},
     "mysql": _TABLE,
     "mariadb": _TABLE,
     "redis": {

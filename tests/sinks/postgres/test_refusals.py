@@ -345,6 +345,18 @@ class TestApply:
             refused(lambda: store.fence("p", "s", 2, ORIGIN), StoreUnavailable, "pg_terminate_backend(pid)", "none")
         assert store.apply(waiting, entry(1))
 
+    def test_a_statement_that_takes_long(self, database: Database) -> None:
+        """It is cut, and would be each time: the message names the setting, with which it comes to its end."""
+        database.execute("CREATE TABLE totals (customer text, cents bigint)")
+        database.execute(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(1); RETURN NEW; END'"
+        )
+        database.execute("CREATE TRIGGER slow BEFORE INSERT ON totals FOR EACH ROW EXECUTE FUNCTION slow()")
+        store = database.ready(answer_timeout="500ms")
+        waiting = chunks(store, [Total("ann", 1)])
+        refused(lambda: store.apply(waiting, entry(1)), StoreUnavailable, "set answer_timeout= of the sink")
+        assert database.ready(answer_timeout="20s").apply(waiting, entry(1))
+
     def test_a_session_that_is_ended(self, database: Database) -> None:
         """An administrator who ends the session makes it ask again."""
         store = database.ready()

@@ -43,6 +43,8 @@ def test_a_description_without_problems() -> None:
         ({"dsn": ""}, "dsn= is not set"), ({"dsn": "postgresql://u:secret@h/d"}, "has a password written out"),
         ({"dsn": "host=h password = secret"}, "has a password written out"),
         ({"dsn": "postgresql://u:se/secret@h/d"}, "has a password written out"),
+        ({"answer_timeout": "soon"}, "answer_timeout is 'soon': write a number with a unit"),
+        ({"answer_timeout": "0s"}, "answer_timeout is 0"),
         ({"commit": "xa"}, "must be 'write_ahead'"),
         ({"mode": "merge"}, "mode='merge' must be one of"),
         ({"mode": "upsert"}, "needs the columns by which"),
