@@ -7,14 +7,17 @@ Settings hold for a transaction, not a session: a pooler that shares sessions be
 
 from __future__ import annotations
 
+import os
+import re
 import select
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psycopg
-from psycopg import conninfo, sql
+from psycopg import conninfo, pq, sql
 from psycopg.abc import PQGen
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, require
@@ -206,12 +209,32 @@ class PostgresConnection:
                 settings, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.RawCursor
             )
         except psycopg.Error as error:
-            raise self._refusals.of_login(error) from None
+            raise self._refusals.of_login(error, lambda: _login_code(settings, self._limits.connect)) from None
         connection.answer_s = self._limits.answer
         self._connection = connection
         return connection
 
 
+def _login_code(settings: str, limit_s: float) -> str:
+    """The SQLSTATE with which the server refuses a login, empty if it is not told: of a connection that does not come
+    about libpq has it in its trace alone, which is kept in memory, for there are secrets in it."""
+    with open(os.memfd_create("trace"), "rb", buffering=0) as trace:
+        connection = pq.PGconn.connect_start(settings.encode())
+        connection.trace(trace.fileno())
+        limit_s += time.monotonic()
+        while (state := connection.connect_poll()) in (pq.PollingStatus.READING, pq.PollingStatus.WRITING):
+            poll = select.poll()
+            poll.register(connection.socket, select.POLLIN if state == pq.PollingStatus.READING else select.POLLOUT)
+            if not poll.poll(max(0.0, limit_s - time.monotonic()) * 1000):
+                break
+        connection.untrace()
+        connection.finish()
+        trace.seek(0)
+        codes = _TRACED_CODE.findall(trace.read())
+    return codes[-1].decode() if codes else ""
+
+
+_TRACED_CODE = re.compile(rb'\tErrorResponse\t.*? C "(\w{5})"')
 _BEGIN = """
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SELECT set_config('application_name', {name}, true), set_config('lock_timeout', {lock}, true),

@@ -6,7 +6,7 @@ Invariant: no text that leaves has a password or an unreadable connection string
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -72,7 +72,7 @@ _LOGIN_STAYS = {
     r"SSL|certificate": "Correct sslmode and the certificates in the connection string",
     r"invalid|unsupported|unrecognized": "Correct the connection string",
 }
-"""What the server, or libpq, says in English when a login fails; they give no code."""
+"""What the server, or libpq, says in English when a login fails."""
 
 
 class LockHeld(StoreUnavailable):
@@ -108,13 +108,18 @@ class Refusals:
             f"postgresql://user:password@host:5432/database, special characters as %XX, or as name=value pairs."
         )
 
-    def of_login(self, error: psycopg.Error) -> StoreError | StoreUnavailable:
-        """For a connection that did not come about."""
+    def of_login(self, error: psycopg.Error, code: Callable[[], str]) -> StoreError | StoreUnavailable:
+        """For a connection that did not come about. Its SQLSTATE is asked for by *code* where the text is not known, as
+        that of a server which does not speak English."""
         said = self.redact(_one_line(str(error)))
         if not _LOGIN_PASSES.search(said):
             for pattern, advice in _LOGIN_STAYS.items():
                 if re.search(pattern, said, re.IGNORECASE):
                     return StoreError(f"PostgreSQL ({self.dsn_shown}) refuses the login: {said}. {advice}.")
+            state = code()
+            if stays := _longest(_FATAL, state):
+                advice = _FATAL[stays]
+                return StoreError(f"PostgreSQL ({self.dsn_shown}) refuses the login: {said} [{state}]: {advice}.")
         return StoreUnavailable(
             f"PostgreSQL ({self.dsn_shown}) cannot be reached: {said}. Start it, or correct host and port."
         )
