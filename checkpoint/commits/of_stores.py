@@ -97,7 +97,7 @@ class StagedCommits(CommitProtocol):
     timeout_ms: int
     """For how long a store is waited for from the first attempt on that failed."""
     note: Callable[[str], None]
-    """Told what is waited for."""
+    """Told what is waited for, or given up."""
     meanwhile: Callable[[], Procedure[None]]
     """Run whenever one is asked again."""
     attempt: int = 0
@@ -162,6 +162,10 @@ class StagedCommits(CommitProtocol):
                 nothing = msgspec.structs.replace(each, records=0, blocks=(), body=b"")
                 yield from self._persistently(CommitStaged(nothing, self._incarnation, self._origin), each.sink)
                 fates[each.name] = LOSS_ACCEPTED
+                self.note(
+                    f"checkpoint {manifest.checkpoint}: all {each.records:,} records of subtask {each.subtask} of sink "
+                    f"{each.sink!r} are given up, not only those that could not be written: {error}"
+                )
             yield Reached("store-committed")
         return fates
 
@@ -274,7 +278,8 @@ def _refused(manifest: Manifest, committable: StoreCommittable, error: Exception
     return (
         f"Checkpoint {manifest.checkpoint} was decided, but the store of sink {committable.sink!r} refuses its "
         f"{committable.records} records of subtask {committable.subtask}: {error}\n"
-        f"  Choices: (1) change the store so that it takes them, and run again; {_without(manifest)}"
+        f"  Choices: (1) change the store so that it takes them, and run again; "
+        f"{_without(manifest, committable)}"
     )
 
 
@@ -283,13 +288,15 @@ def _damaged(manifest: Manifest, committable: StoreCommittable, error: Exception
         f"Checkpoint {manifest.checkpoint} was decided, but the {committable.records} records that wait for the "
         f"store of sink {committable.sink!r}, of subtask {committable.subtask}, are damaged in the checkpoint topic: "
         f"{error}\n"
-        f"  Choices: (1) restore the topic from a replica or a backup, and run again; {_without(manifest)}"
+        f"  Choices: (1) restore the topic from a replica or a backup, and run again; "
+        f"{_without(manifest, committable)}"
     )
 
 
-def _without(manifest: Manifest) -> str:
+def _without(manifest: Manifest, committable: StoreCommittable) -> str:
     return (
-        f"(2) go on without them: `exactlyonce run ... --accept-loss {manifest.checkpoint}`, in Python "
+        f"(2) go on without all {committable.records} of them, the good ones among them too: "
+        f"`exactlyonce run ... --accept-loss {manifest.checkpoint}`, in Python "
         f"accept_loss={manifest.checkpoint}.\n"
         f"  Nothing else is affected: state and the other sinks are at checkpoint {manifest.checkpoint}."
     )

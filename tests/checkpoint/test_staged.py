@@ -210,11 +210,15 @@ def test_what_a_store_refuses_halts_with_choices(manifest: Of) -> None:
     """The halt names checkpoint, sink and reason; an accepted loss advances the ledger without the records."""
     store = Store()
     store.fail = [StoreError("value too long for column 'name'.")]
-    with pytest.raises(Halt, match=r"(?s)Checkpoint 9 .* sink 'db' refuses its 3 records.*'name'.*--accept-loss 9"):
+    with pytest.raises(Halt, match=r"(?s)Checkpoint 9 .* sink 'db' refuses its 3 records.*'name'.*all 3 of .*-loss 9"):
         store.commit(manifest(9, staged=(staged(9),)))
     store.fail, store.asked = [StoreError("value too long.")], []
     assert store.commit(manifest(9, staged=(staged(9),)), accept_loss=True) == {"db:0:9": "loss accepted"}
     assert [each.committable.records for each in store.asked] == [3, 0]
+    assert store.notes == [
+        "checkpoint 9: all 3 records of subtask 0 of sink 'db' are given up, not only those that could not be written: "
+        "value too long."
+    ]
 
 
 def test_rows_that_are_damaged_halt_with_choices(manifest: Of) -> None:
