@@ -12,9 +12,10 @@ VALUES, but for the last comma. Of a delete it is ``1,`` where the key is one co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
@@ -76,10 +77,11 @@ class ColumnLiterals:
 class MySQLRowEncoder:
     """Turns records into rows of SQL; see `RowEncoder`."""
 
-    def __init__(self, columns: Sequence[ColumnLiterals], template: str, bytes_max: int) -> None:
-        """*template*: of a row, see `values_template` and `found_template`. *bytes_max*: of a row."""
+    def __init__(self, columns: Sequence[ColumnLiterals], mark: str, template: str, bytes_max: int) -> None:
+        """*mark*: see `mark_of`. *template*: of a row, see `values_template` and `found_template`. *bytes_max*: of a
+        row."""
         self._columns = columns
-        self._template = template + ROW_END
+        self._template = mark + template + ROW_END
         self._bytes_max = bytes_max
 
     def encode(self, records: Sequence[Any]) -> list[bytes]:
@@ -92,6 +94,12 @@ class MySQLRowEncoder:
                 f"SET GLOBAL max_allowed_packet on the server, and in its configuration"
             )
         return rows
+
+
+def mark_of(mode: str, key: Sequence[str], fields: Sequence[RowField], columns: Mapping[str, MySQLColumn]) -> str:
+    """A comment before each row, which is the same only for rows of the same fields, mode and columns."""
+    meanings = [(field.name, field.kind.value, columns[field.name].meaning) for field in fields]
+    return f"/*{sha256(msgspec.json.encode((mode, key, meanings))).hexdigest()[:8]}*/"
 
 
 def values_template(names: Sequence[str]) -> str:

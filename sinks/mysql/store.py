@@ -7,9 +7,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from exactlyonce.pipeline.errors import StoreError, require
 from exactlyonce.sinks.mysql import ledger
 from exactlyonce.sinks.mysql.address import MySQLAddress
-from exactlyonce.sinks.mysql.literals import ROW_END, ColumnLiterals, MySQLRowEncoder, found_template, values_template
+from exactlyonce.sinks.mysql.literals import (
+    ROW_END,
+    ColumnLiterals,
+    MySQLRowEncoder,
+    found_template,
+    mark_of,
+    values_template,
+)
 from exactlyonce.sinks.mysql.session import TIMEOUT_S, MySQLSession, quoted
-from exactlyonce.sinks.mysql.table import ENGINE, MySQLTable, check_ledger, create_statement, read_table, table_problems
+from exactlyonce.sinks.mysql.table import (
+    ENGINE,
+    MySQLColumn,
+    MySQLTable,
+    check_ledger,
+    column_types,
+    create_statement,
+    read_table,
+    table_problems,
+)
 from exactlyonce.sinks.sql.fields import RowField
 from exactlyonce.sinks.write_ahead.ledger import SinkLedger
 from exactlyonce.sinks.write_ahead.store import LedgerEntry
@@ -47,6 +63,8 @@ class MySQLStore:
         self._create = create
         self._with_ledger = with_ledger
         self._session = MySQLSession(address, timeout_s)
+        self._columns: Mapping[str, MySQLColumn] = {}
+        """Of the table, as they were looked at last."""
         self._looked_at: int | None = None
         """The connection by which the engines of both tables have been looked at."""
 
@@ -105,7 +123,7 @@ class MySQLStore:
             ColumnLiterals(field, self._name, columns[field.name], field.name in self._key, depth_max)
             for field in self._fields
         ]
-        return MySQLRowEncoder(literals, self._template, self._rows_bytes_max)
+        return MySQLRowEncoder(literals, self._mark(columns), self._template, self._rows_bytes_max)
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `Store`."""
@@ -170,11 +188,35 @@ class MySQLStore:
         return self._session.max_allowed_packet - sum(map(len, self._around)) - 1
 
     def _write(self, chunks: Iterable[bytes]) -> None:
+        """Part of a transaction: the rows. What they went into is looked at again behind them, when it is locked."""
         before, behind = self._around
+        mark = self._written_to()
         for chunk in chunks:
+            if mark and chunk.count(_END + mark) + chunk.startswith(mark) != chunk.count(_END):
+                raise self._encoded_otherwise()
             for rows in self._parts(chunk):
                 self._session.require_transaction()
                 self._session.send(before + rows + behind)
+        if self._written_to() != mark:
+            raise self._encoded_otherwise()
+
+    def _mark(self, columns: Mapping[str, MySQLColumn]) -> str:
+        return mark_of(self._mode, self._key, self._fields, columns)
+
+    def _written_to(self) -> bytes:
+        """The mark of rows for the columns as they are now; empty where one is missing, so that the server refuses."""
+        if column_types(self._session, self._name) != {name: each.type for name, each in self._columns.items()}:
+            table = read_table(self._session, self._name)
+            self._columns = {} if table is None else table.columns
+        known = all(field.name in self._columns for field in self._fields)
+        return self._mark(self._columns).encode() if known else b""
+
+    def _encoded_otherwise(self) -> StoreError:
+        return StoreError(
+            f"Rows for the table {self._shown} wait that were encoded for other types of its columns, other fields, or "
+            f"another key or mode. Make them what they were, and run the pipeline until it has ended cleanly; then "
+            f"change it."
+        )
 
     def _parts(self, chunk: bytes) -> Iterator[bytes]:
         """The rows of a chunk, as many at a time as a statement takes, without what ends the last one."""

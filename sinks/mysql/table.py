@@ -77,6 +77,15 @@ class MySQLColumn(TableColumn, frozen=True, kw_only=True):
         """Whether it takes no negative number."""
         return "unsigned" in self.type
 
+    @property
+    def meaning(self) -> tuple[str, int | None]:
+        """What decides which value it makes of a literal that it takes at all: two columns of one meaning make the same
+        of it, however wide they are. It rounds to a number of digits, or fills up to a number of bytes."""
+        kind = self.data_type
+        family = "integer" if kind in _INTEGERS else "text" if kind in _TEXTS[1:] else kind
+        size = self.scale if kind == "decimal" else self.bytes_max if kind == "binary" else self.fraction
+        return family, size
+
 
 class MySQLTable(msgspec.Struct, frozen=True, kw_only=True):
     """A table, or a view, as the server has it now."""
@@ -129,6 +138,15 @@ def read_table(session: MySQLSession, name: str) -> MySQLTable | None:
     return MySQLTable(
         name=name, kind=found[0][0], engine=found[0][1], columns=columns, unique=unique, numbered=numbered
     )
+
+
+def column_types(session: MySQLSession, name: str) -> dict[str, str]:
+    """What `MySQLColumn.type` is of each of a table's columns, told sooner than all about them; of none: empty."""
+    rows = session.ask(
+        "SELECT column_name, column_type FROM information_schema.columns "
+        "WHERE table_schema = DATABASE() AND table_name = %s", name,
+    )  # fmt: skip
+    return {column: _text(type_) for column, type_ in rows}
 
 
 def table_problems(table: MySQLTable, fields: Sequence[RowField], mode: str, key: Sequence[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -237,6 +238,35 @@ def test_a_column_altered_under_the_rows_is_an_error(mariadb: Any, stores: Store
     with pytest.raises(StoreError, match=r"Unknown column 'cents' .*\(1054\)"):
         store.write(encoded)
     assert mariadb.sql("SELECT count(*) FROM totals") == [(0,)]
+
+
+class Priced(msgspec.Struct):
+    customer: str
+    price: Decimal
+    at: datetime
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["price DECIMAL(9,1)", "at DATETIME(0)", "at TIMESTAMP(6)", "customer CHAR(20)"],
+)
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_column_that_becomes_another_while_rows_wait(mariadb: Any, stores: Stores, mode: str, column: str) -> None:
+    """What it would round or shift is refused, until it is what it was; the same, only wider, is taken."""
+    columns = "customer VARCHAR(20) PRIMARY KEY, price DECIMAL(9,2), at DATETIME(6)"
+    mariadb.sql(f"CREATE TABLE totals ({columns})")
+    store = stores(Priced, mode=mode, key=("customer",) if mode == "upsert" else ())
+    row = ("ann ", Decimal("1.25"), datetime(2026, 3, 1, 12, 0, 0, 500000))
+    encoded = store.encoder().encode([Priced(*row)])
+    mariadb.sql(f"ALTER TABLE totals MODIFY {column}")
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"encoded for other types of its columns.* Make them what they were"):
+            store.write(encoded)
+    assert mariadb.sql("SELECT count(*) FROM totals") == [(0,)]
+    mariadb.sql("DROP TABLE totals")
+    mariadb.sql(f"CREATE TABLE totals ({columns.replace('20', '30').replace('9,2', '12,2')})")
+    store.write(encoded)
+    assert mariadb.sql("SELECT * FROM totals") == [row]
 
 
 def test_no_connection_left_passes_by_itself(mariadb: Any, stores: Stores, shop: str) -> None:

@@ -144,7 +144,7 @@ class MariaDBTables(Tables):
 
     commit, lost = "\x03COMMIT", "has closed the connection, or it was cut"
     locked, killed = "waited too long for a lock", lost
-    spoilt, spoilt_why = b"(1,2,3,4),\f", "Column count doesn't match value count"
+    spoilt, spoilt_why = b"(1,2,3,4),\f", "encoded for other types"
 
     def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(server.port)
