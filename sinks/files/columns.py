@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import inspect
 
 from exactlyonce.pipeline import schema
-from exactlyonce.sinks.sql.fields import EXACT, FieldKind, RowField, exactly, fields_of, shown
+from exactlyonce.sinks.sql.fields import EXACT, FieldKind, RowField, apart_from_none, exactly, fields_of, shown
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class ListOf:
     """A list, or another collection, in its order."""
 
     item: ColumnType
+    nullable: bool
+    """Whether its items may be None."""
 
     def convert(self, value: Any) -> Any:
         """*value* as a list."""
@@ -48,7 +50,7 @@ class ListOf:
         item = self.item
         if isinstance(item, Scalar) and item.plain is None and set(map(type, value)) <= EXACT[item.kind]:
             return list(value)
-        return list(map(item.convert, value))
+        return _admitted(list(map(item.convert, value)), self.nullable)
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,22 @@ class MapOf:
 
     key: ColumnType
     value: ColumnType
+    nullable: bool
+    """Whether its values may be None."""
 
     def convert(self, value: Any) -> Any:
         """*value* as pairs."""
-        return None if value is None else [(self.key.convert(key), self.value.convert(v)) for key, v in value.items()]
+        if value is None:
+            return None
+        values = _admitted(list(map(self.value.convert, value.values())), self.nullable)
+        return list(zip(map(self.key.convert, value), values, strict=True))
+
+
+def _admitted(values: list[Any], nullable: bool) -> list[Any]:
+    """*values*, among which None is only if they are *nullable*."""
+    if not nullable and any(each is None for each in values):
+        raise ValueError("None is in it, which the type does not admit")
+    return values
 
 
 @dataclass(frozen=True)
@@ -135,9 +149,10 @@ def _type(info: inspect.Type, around: tuple[Any, ...], where: str) -> ColumnType
     if isinstance(info, inspect.UnionType):
         return _union(info, around, where)
     if isinstance(info, inspect.DictType):
-        return MapOf(_type(info.key_type, around, f"{where} (key)"), _type(info.value_type, around, f"{where} (value)"))
+        key, value = _type(info.key_type, around, f"{where} (key)"), _type(info.value_type, around, f"{where} (value)")
+        return MapOf(key, value, apart_from_none(info.value_type)[1])
     if isinstance(info, inspect.ListType | inspect.VarTupleType | inspect.SetType | inspect.FrozenSetType):
-        return ListOf(_type(info.item_type, around, f"{where} (item)"))
+        return ListOf(_type(info.item_type, around, f"{where} (item)"), apart_from_none(info.item_type)[1])
     if isinstance(info, inspect.StructType | inspect.DataclassType | inspect.NamedTupleType | inspect.TypedDictType):
         if info.cls in around:
             raise schema.UnsupportedType(f"{where} is a {info.cls.__name__} within itself, which has no end in Parquet")

@@ -36,9 +36,9 @@ def arrow_type(type_: ColumnType) -> Any:
     match type_:
         case Scalar(name):
             return _SCALARS[name]
-        case ListOf(item):
+        case ListOf(item, _):
             return pa.list_(arrow_type(item))
-        case MapOf(key, value):
+        case MapOf(key, value, _):
             return pa.map_(arrow_type(key), arrow_type(value))
         case Fields(columns):
             return pa.struct([_field(column) for column in columns])

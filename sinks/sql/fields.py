@@ -179,11 +179,11 @@ def fields_of(type_: Any) -> tuple[RowField, ...]:
 
 
 def _field(field: inspect.Field, mapping: bool) -> RowField:
-    info, nullable = _without_none(field.type)
+    info, nullable = apart_from_none(field.type)
     kind = _scalar(info)
     item = None
     if kind is None and isinstance(info, _LISTS):
-        inner, _ = _without_none(info.item_type)
+        inner, _ = apart_from_none(info.item_type)
         item = _scalar(inner)
         kind = None if item is None else FieldKind.LIST
     get: Callable[[Any], Any] = attrgetter(field.name)
@@ -209,7 +209,7 @@ def _plain(info: inspect.Type) -> inspect.Type:
     return info
 
 
-def _without_none(info: inspect.Type) -> tuple[inspect.Type, bool]:
+def apart_from_none(info: inspect.Type) -> tuple[inspect.Type, bool]:
     """The type of the values other than None, and whether None, or anything at all, is among them."""
     info = _plain(info)
     if isinstance(info, inspect.AnyType | inspect.NoneType):
