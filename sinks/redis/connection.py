@@ -176,10 +176,10 @@ class RedisConnection:
                 f"ACL SETUSER: the commands that docs/sinks/redis.md lists, on the sink's keys and ~{LEDGER_PREFIX}*."
             ) from None
         if isinstance(error, exceptions.ResponseError):
-            raise StoreError(
-                f"{self.where} refuses: {text}. Correct the URL of RedisSink, or the server, then run again; nothing "
-                f"is lost."
-            ) from None
+            advice = "Correct the URL of RedisSink, or the server"
+            if "invalid bulk length" in text:
+                advice = "A key or a value is longer than the server takes: raise its proto-max-bulk-len"
+            raise StoreError(f"{self.where} refuses: {text}. {advice}, then run again; nothing is lost.") from None
         raise self._unavailable(f"{text}. See that it runs, or correct the URL of RedisSink") from None
 
     def _unavailable(self, why: str) -> StoreUnavailable:
