@@ -11,7 +11,10 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TooLate
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from exactlyonce.checkpoint.store.files.folder import STORAGE, StoredFile
@@ -27,6 +30,9 @@ CLIENT = {
     "dfs.client.socket-timeout": "20000",
 }
 """A request is tried on each name node, and not for minutes, as the library would: whoever asks repeats it."""
+SILENT_S = 60.0
+"""The library waits without end for a name node that is silent, on a connection whose other end is gone as well: what
+takes longer is given up, and the next request makes a new connection."""
 
 _RPC_ERROR = re.compile(r'RPCError\("[^"]*", "(.*?)(?:\\n|"\)|\Z)', re.DOTALL)
 _REFUSED = ("AccessControlException", "Permission denied", "AuthenticationFailed")
@@ -58,13 +64,14 @@ class HdfsFolder:
         def written(client: Any) -> None:
             try:
                 self._write(client, temporary, content)
-                client.rename(temporary, path)
-            except FileExistsError:  # put by an attempt of this one whose answer did not come
-                client.delete(temporary)
+                with suppress(FileExistsError):  # put by an attempt of this one whose answer did not come
+                    client.rename(temporary, path)
+                    return
             except Exception:
                 with suppress(Exception):  # else it is an orphan
                     client.delete(temporary)
                 raise
+            client.delete(temporary)
 
         self._asked(written)
 
@@ -97,12 +104,12 @@ class HdfsFolder:
         yield from self._asked(listed)
 
     def remove(self, names: Iterable[str]) -> None:
-        def removed(client: Any) -> None:
-            for name in names:
-                with suppress(FileNotFoundError):
-                    client.delete(f"{self._path}/{name}")
+        def removed(client: Any, name: str) -> None:
+            with suppress(FileNotFoundError):
+                client.delete(f"{self._path}/{name}")
 
-        self._asked(removed)
+        for name in names:
+            self._asked(partial(removed, name=name))
 
     def remove_folder(self) -> bool:
         def removed(client: Any) -> bool:
@@ -125,15 +132,31 @@ class HdfsFolder:
             return self._made
 
     def _asked(self, ask: Callable[[Any], R]) -> R:
+        client, answer = None, Future[R]()
         try:
-            return ask(self._client())
-        except (ConfigError, StorageUnavailable):
+            client = self._client()
+            threading.Thread(target=_answer, args=(answer, partial(ask, client)), name="hdfs", daemon=True).start()
+            return answer.result(SILENT_S)
+        except ConfigError:
             raise
+        except TooLate as error:
+            with self._lock:
+                if self._made is client:
+                    self._made = None
+            raise StorageUnavailable(f"{self._named} does not answer: it is silent for {SILENT_S:.0f} s.") from error
         except Exception as error:  # the library raises what its errors are made of, as whatever class fits
             said = _said(error)
             if isinstance(error, PermissionError) or any(each in str(error) for each in _REFUSED):
                 raise ConfigError(f"{self._named} refuses: {said}") from error
             raise StorageUnavailable(f"{self._named} does not answer: {said}") from error
+
+
+def _answer(answer: Future[R], ask: Callable[[], R]) -> None:
+    """Put into *answer* what *ask* gives or raises."""
+    try:
+        answer.set_result(ask())
+    except BaseException as error:
+        answer.set_exception(error)
 
 
 def _said(error: Exception) -> str:

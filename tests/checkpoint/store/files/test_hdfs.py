@@ -15,7 +15,7 @@ from exactlyonce.checkpoint.store.files.hdfs import HdfsFolder
 from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, file_name, name_of, reference
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.testing.storage_contract import BlockStorageContract
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
@@ -74,6 +74,16 @@ def test_what_is_put_again_is_no_error(hdfs: Any) -> None:
     ((name, size, written_at_ms),) = folder.files()
     assert (name, size) == ("block", 5)
     assert before_ms <= written_at_ms <= SystemClock().now_ms()
+
+
+def test_what_stands_aside_is_not_what_was_put(hdfs: Any) -> None:
+    """That the file aside is there already says nothing of the block: such a put has failed."""
+    folder = HdfsFolder(hdfs.host, "prod", uuid.uuid4().hex)
+    folder.check()
+    folder.put("aside-1", b"a part", "aside-0")
+    with pytest.raises(StorageUnavailable, match=r"does not answer: .*already exists"):
+        folder.put("block", b"whole", "aside-1")
+    assert folder.get("block") is None
 
 
 def test_what_is_removed_and_what_stays(hdfs: Any) -> None:
