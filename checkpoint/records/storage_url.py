@@ -15,6 +15,9 @@ TOPIC = ""
 SCHEMES = ("file", "hdfs", "s3")
 _FORMS = "file:///folder, hdfs://host:port/folder or s3://bucket/prefix"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?\Z", re.DOTALL)
+_BUCKET = re.compile(r"[^:@]*")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:@]*)(:[0-9]+)?")
+"""What else stands before the path is of a user and a password, whose slash ends it."""
 
 
 def storage_setting(text: str) -> str:
@@ -52,7 +55,7 @@ def storage_url(text: str, named: str = "The URL of a storage", *, or_else: str 
     if found is None:
         raise wrong("it is no URL")
     scheme, host, path = found[1].lower(), found[2], found[3] or ""
-    if "@" in host:  # before anything of it is shown
+    if not (_BUCKET if scheme == "s3" else _HOST).fullmatch(host):  # before anything of it is shown
         raise wrong(
             "it holds a user or a password, which would be kept, and shown. Leave them out: S3 takes them from the "
             "environment, HDFS from Kerberos or HADOOP_USER_NAME"

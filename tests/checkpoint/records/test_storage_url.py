@@ -16,6 +16,7 @@ from exactlyonce.pipeline.errors import ConfigError
         ("s3://bucket", "s3://bucket", ("s3", "bucket", "")),
         ("s3://bucket/a/b/", "s3://bucket/a/b", ("s3", "bucket", "a/b")),
         ("hdfs://node:8020/checkpoints", "hdfs://node:8020/checkpoints", ("hdfs", "node:8020", "checkpoints")),
+        ("hdfs://[::1]:8020/a", "hdfs://[::1]:8020/a", ("hdfs", "[::1]:8020", "a")),
         ("hdfs://nameservice", "hdfs://nameservice", ("hdfs", "nameservice", "")),
     ],
 )
@@ -31,7 +32,8 @@ def test_one_spelling(text: str, url: str, parts: tuple[str, str, str]) -> None:
     [
         "checkpoints", "/mnt/checkpoints", "file://host/a", "file:///", "s3:///a", "hdfs:///a", "gs://bucket/a",
         "s3://bucket/../a", "file:///a/./b", "s3://user:canary@bucket/a", "s3://bucket/a?key=canary",
-        "s3://bucket/a#canary", "file:///a\nb", "s3a://bucket/x",
+        "s3://bucket/a#canary", "file:///a\nb", "s3a://bucket/x", "s3://user:canary/rest@bucket/a",
+        "hdfs://user:canary/rest@node:8020/a", "hdfs://node:port/a",
     ],
 )  # fmt: skip
 def test_what_is_none(text: str) -> None:
