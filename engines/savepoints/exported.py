@@ -51,7 +51,7 @@ _PART = re.compile(r".+-\d+\.avro|aside-[0-9a-f]{16}|probe(-\d+)?(-[0-9a-f]{8})?
 FILE_BYTES = 16 * 1024 * 1024
 """Of keys and states in one file, about: a file is made and read as a whole."""
 FILE_RECORDS = 50_000
-"""Likewise, of what goes round a loop."""
+"""In one file: in memory each takes some 500 bytes beside its own, and many keys and states have but a few."""
 
 
 def _record(name: str, *fields: dict[str, str]) -> Any:
@@ -136,7 +136,7 @@ def _files_of(operators: Iterable[SavedOperator], loops: Iterable[SavedLoop]) ->
 
 def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> SavedOperator:
     files: list[SavedFile] = []
-    for entries in portions(savepoint.entries(operator.operator), FILE_BYTES, by_version=True):
+    for entries in portions(savepoint.entries(operator.operator), FILE_BYTES, FILE_RECORDS, by_version=True):
         version = entries[0].version
         metadata = {
             "exactlyonce.operator": operator.operator,

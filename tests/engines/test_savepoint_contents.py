@@ -21,8 +21,9 @@ from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.in_flight import InFlightFrame, encode
 from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.savepoints import exported
-from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, TopicSavepoint
+from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator, TopicSavepoint
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export, remove
+from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.engines.savepoints.loops import LoopEntry
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
@@ -110,6 +111,19 @@ def test_every_file_that_cannot_be_read_is_named(
     unreadable, damaged = ExportedSavepoint.at(url).damage()
     assert f"{url}/a-0.avro cannot be read: Is a directory" in unreadable
     assert f"{url}/b-0.avro is damaged: it has 1 bytes" in damaged
+
+
+def test_a_file_has_so_many_states_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and states of a few bytes do not make a file that fills the memory: a list has all of it."""
+    monkeypatch.setattr(exported, "FILE_RECORDS", 10)
+    states = [KeptEntry(number % 4, bytes([number]), b"\x01", 1) for number in range(25)]
+    saved = Saved(
+        pipeline="totals", checkpoint=7, kind="aligned", cluster_id="c", completed_at_ms=0, max_parallelism=4,
+        fingerprint="", offsets=(), operators=(SavedOperator("sums"),),
+    )  # fmt: skip
+    found = ExportedSavepoint.at(export(Mock(saved=saved, entries=lambda _: iter(states)), f"file://{tmp_path}"))
+    assert [each.entries for each in found.operator("sums").files] == [10, 10, 5]
+    assert sorted(found.entries("sums")) == sorted(states)
 
 
 @pytest.mark.parametrize("broken_off", [False, True])
