@@ -22,7 +22,7 @@ import hashlib
 import io
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from heapq import merge
 from itertools import chain, groupby, islice
@@ -35,6 +35,7 @@ from fastavro import parse_schema, reader, writer
 from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
 from exactlyonce.checkpoint.store.files.folder import Folder
 from exactlyonce.checkpoint.store.files.opening import folder_of
+from exactlyonce.checkpoint.store.files.persistence import AWAY_TIMEOUT_S, persistently
 from exactlyonce.engines.savepoints.contents import Saved, SavedFile, SavedLoop, SavedOperator, Savepoint
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
 from exactlyonce.engines.savepoints.loops import LoopEntry
@@ -111,8 +112,8 @@ def export(savepoint: Savepoint, url: str) -> str:
         operators = tuple(_exported(savepoint, each, folder) for each in saved.operators)
         loops = tuple(_exported_loop(savepoint, each, folder) for each in saved.loops)
         whole = msgspec.json.encode(msgspec.structs.replace(saved, operators=operators, loops=loops))
-        document = _Metadata(FORMAT if loops else _WITHOUT_LOOPS, msgspec.Raw(whole), hashlib.sha256(whole).hexdigest())
-        folder.put(METADATA, msgspec.json.encode(document), _aside())
+        document = _Metadata(_format_of(loops), msgspec.Raw(whole), hashlib.sha256(whole).hexdigest())
+        _put_persistently(folder, METADATA, msgspec.json.encode(document))
         _require_untouched(f"{base}/{name}", folder, {each.name for each in _files_of(operators, loops)})
     except (ExactlyOnceError, KeyboardInterrupt):
         with suppress(ExactlyOnceError):  # a part of one is nobody's, and may be what has filled the disk
@@ -122,9 +123,13 @@ def export(savepoint: Savepoint, url: str) -> str:
     return f"{base}/{name}"
 
 
+def _format_of(loops: Collection[SavedLoop]) -> int:
+    return FORMAT if loops else _WITHOUT_LOOPS
+
+
 def _require_untouched(url: str, folder: Folder, written: set[str]) -> None:
     """Raise if somebody deletes what is being written to *folder*, as a part that was left behind."""
-    there = {each.name for each in folder.files()}
+    there = persistently(lambda: {each.name for each in folder.files()}, AWAY_TIMEOUT_S)
     if REMOVED in there or not written <= there:
         raise DeletedSavepoint(f"{url} was deleted while the export was under way. Export it again.")
 
@@ -164,8 +169,12 @@ def _put(
     stream = io.BytesIO()
     writer(stream, schema, records, codec="deflate", metadata=metadata)
     content = stream.getvalue()
-    folder.put(name, content, _aside())
+    _put_persistently(folder, name, content)
     return SavedFile(name, len(content), hashlib.sha256(content).hexdigest(), len(records), version)
+
+
+def _put_persistently(folder: Folder, name: str, content: bytes) -> None:
+    persistently(lambda: folder.put(name, content, _aside()), AWAY_TIMEOUT_S)
 
 
 def _aside() -> str:
@@ -248,7 +257,7 @@ class ExportedSavepoint:
             yield KeptEntry(fields["key_group"], fields["key"], fields["state"], file.version)
 
     def _records(self, file: SavedFile) -> Iterator[Any]:
-        content = self._folder.get(file.name)
+        content = persistently(lambda: self._folder.get(file.name), AWAY_TIMEOUT_S)
         if content is None:
             self._require_not_deleted()
             raise self._damaged(file.name, "it is missing")
@@ -359,8 +368,9 @@ def _decoded(url: str, content: bytes) -> tuple[Saved, str]:
         digest = hashlib.sha256(bytes(document.saved)).hexdigest()
         if document.format > FORMAT:
             raise ConfigError(f"The savepoint at {url} was written by a newer exactlyonce. Restore it with that.")
-        if digest == document.sha256:
-            return msgspec.json.decode(document.saved, type=Saved), digest
+        saved = msgspec.json.decode(document.saved, type=Saved)
+        if content == msgspec.json.encode(_Metadata(_format_of(saved.loops), document.saved, digest)):
+            return saved, digest
     raise DamagedSavepoint(
         f"{url}/{METADATA} is damaged: its bytes are not those that were written. Nothing can be restored from this "
         f"savepoint unless the file is put back as it was: use a copy of it, or another savepoint."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from exactlyonce.engines.in_flight import InFlightFrame, encode
 from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.savepoints import exported
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator, TopicSavepoint
-from exactlyonce.engines.savepoints.exported import ExportedSavepoint, export, remove
+from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint, export, remove
 from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.engines.savepoints.loops import LoopEntry
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
@@ -126,6 +127,52 @@ def test_a_file_has_so_many_states_at_most(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(found.entries("sums")) == sorted(states)
 
 
+@pytest.mark.parametrize(("before", "after"), [(b'"format":2', b'"format":1'), (b'{"format"', b'{ "format"')])
+def test_metadata_is_as_it_was_written(
+    before: bytes, after: bytes, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path
+) -> None:
+    """No changed byte of it passes, beside what its digest is of, either."""
+    log = log_of(storage, 0, (">again:0", [1, 2]))
+    (tmp_path / "exports").mkdir()
+    url = export(
+        TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster"), f"file://{tmp_path}/exports"
+    )
+    metadata = Path(url.removeprefix("file://"), exported.METADATA)
+    assert before in metadata.read_bytes()
+    metadata.write_bytes(metadata.read_bytes().replace(before, after))
+    with pytest.raises(DamagedSavepoint, match=r"_metadata.json is damaged"):
+        ExportedSavepoint.at(url)
+
+
+def test_a_storage_that_is_away_for_a_moment(
+    storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request of many that has no answer breaks off neither an export nor who reads one."""
+    log = log_of(storage, 0, *((f">{loop}:0", [1, 2]) for loop in "abc"))
+    (tmp_path / "exports").mkdir()
+    asked = Counter[str]()
+
+    def every_other(method: str) -> None:
+        ask = getattr(LocalFolder, method)
+
+        def asked_twice(folder: LocalFolder, *arguments: object) -> object:
+            asked[method] += 1
+            if asked[method] % 2:
+                raise StorageUnavailable("It does not answer.")
+            return ask(folder, *arguments)
+
+        monkeypatch.setattr(LocalFolder, method, asked_twice)
+
+    savepoint = TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster")
+    every_other("put")
+    every_other("files")
+    url = export(savepoint, f"file://{tmp_path}/exports")
+    found = ExportedSavepoint.at(url)
+    every_other("get")
+    assert found.damage() == []
+    assert asked == {"put": 8, "files": 2, "get": 6}
+
+
 @pytest.mark.parametrize("broken_off", [False, True])
 def test_a_savepoint_that_is_deleted_while_it_is_read(
     broken_off: bool, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path,
@@ -211,6 +258,7 @@ def test_an_export_that_fills_its_disk(
         write(path, content)
 
     monkeypatch.setattr(local, "_write", filling)
+    monkeypatch.setattr(exported, "AWAY_TIMEOUT_S", -1.0)
     with pytest.raises(StorageUnavailable, match="is full: make room there"):
         export(savepoint, f"file://{tmp_path}/exports")
     assert len(put) == written + 1

@@ -6,18 +6,17 @@ durable decision lets it go. Files know no order: `since` lists all of them, and
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from threading import Event
 from typing import TypeVar
 
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store.files.folder import Folder
 from exactlyonce.checkpoint.store.files.names import name_of, reference
+from exactlyonce.checkpoint.store.files.persistence import AWAY_TIMEOUT_S, persistently
 from exactlyonce.checkpoint.store.files.writer import FileBlocks
 from exactlyonce.checkpoint.store.storage import DamagedBlock, Scanned, UnreadableBlock, verified_value
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
@@ -27,9 +26,6 @@ R = TypeVar("R")
 READERS = 8
 READ_AHEAD = 16
 """Blocks that are read before they are asked for, each 1 MB at most."""
-AWAY_TIMEOUT_S = 30.0
-"""A storage that is away is asked again for so long; what follows from it, whoever asked decides."""
-_PAUSE_S = 0.25
 
 
 class FileStorage:
@@ -115,11 +111,4 @@ class FileStorage:
             self._readers = None
 
     def _persistently(self, asked: Callable[[], R]) -> R:
-        deadline = time.monotonic() + self._away_timeout_s
-        while True:
-            try:
-                return asked()
-            except StorageUnavailable:
-                if time.monotonic() > deadline:
-                    raise
-            Event().wait(_PAUSE_S)
+        return persistently(asked, self._away_timeout_s)
