@@ -43,8 +43,8 @@ class FileStorage:
 
     def _require_files(self) -> None:
         """What is missing with all others is away, and not lost: where a disk is not mounted there is an empty folder,
-        or none."""
-        if next(iter(self._folder.files()), None) is None:
+        or none, or what tries whether it can be written to."""
+        if all(reference(each.name, each.size) is None for each in self._folder.files()):
             raise StorageUnavailable(
                 f"{self._folder.url} is empty or missing, though checkpoints have files there: is it mounted, and the "
                 f"right one? Nothing is made there. If the files are lost, restore them from a backup."

@@ -151,9 +151,10 @@ def test_a_folder_that_is_missing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("folder", ["missing", "empty"])
+@pytest.mark.parametrize("folder", ["missing", "empty", "probed"])
 def test_a_disk_that_is_not_mounted(folder: str, tmp_path: Path) -> None:
-    """Where checkpoints have files there is a folder with files: else they are away, not lost, and nothing is made."""
+    """Where checkpoints have files there is a folder with blocks: else they are away, not lost, and nothing is made. A
+    worker that begins there, or was killed over it, leaves a probe, which is none."""
     storage = FileStorage(LocalFolder(tmp_path, INNER))
     blocks = storage.begin(1, 0)
     tickets = [blocks.write(Block("totals", 1, "state", "none", "", b"state"), group) for group in range(2)]
@@ -161,8 +162,10 @@ def test_a_disk_that_is_not_mounted(folder: str, tmp_path: Path) -> None:
     refs = [each.ref for each in tickets if each.ref is not None]
     storage.check(in_use=True)
     (tmp_path / "totals").rename(tmp_path / "aside")
-    if folder == "empty":
+    if folder != "missing":
         (tmp_path / INNER).mkdir(parents=True)
+    if folder == "probed":
+        (tmp_path / INNER / "probe-1-0a1b2c3d").touch()
     before = sorted(tmp_path.rglob("*"))
     for asked in (lambda: storage.check(in_use=True), lambda: list(storage.fetch(refs))):
         with pytest.raises(StorageUnavailable, match="is empty or missing, though checkpoints have files there: is it"):
