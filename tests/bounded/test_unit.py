@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from bounded_pipelines import Opened
+from running import orders
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.store.blocks import BlockReader
@@ -18,10 +23,11 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.bounded.ranges import Reading, readings
 from exactlyonce.engines.bounded.stages import compute
 from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.unit import turns
 from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
 from exactlyonce.engines.bounded.unit.staging import read_outputs
 from exactlyonce.engines.plan import plan
-from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.errors import ExactlyOnceError, Halt
 from exactlyonce.pipeline.loading import Loaded
 
 pytestmark = pytest.mark.broker
@@ -97,6 +103,34 @@ def test_units_give_what_a_fold_gives(fed: Any, loaded: Any, parallelism: int, t
         assert update["sum"] == sums[update["customer"]]
     copies = [each["id"] for (sink, _), some in outputs(receipts).items() if sink == "copies" for each in some]
     assert sorted(copies) == sorted(given)
+
+
+def test_more_partitions_than_may_be_open(
+    kafka: Any, topic_name: str, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit reads as many partitions as it has with as many descriptors as there are: each record once, in order."""
+    monkeypatch.setattr(turns, "OPEN_READERS_MAX", 4)
+    for name, partitions in (("in", 60), ("more", 1)):
+        kafka.create_topic(f"{topic_name}-{name}", partitions)
+    fed = SimpleNamespace(kafka=kafka)
+    given = orders(6_000)
+    for partition in range(60):
+        kafka.produce(f"{topic_name}-in", given[partition::60], partition)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, limits[1]))
+    try:
+        receipts = Computing(fed, loaded("broad"), 1, tmp_path).run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    copies = [each["id"] for (sink, _), some in outputs(receipts).items() if sink == "copies" for each in some]
+    assert sorted(copies) == sorted(json.loads(value)["id"] for _, value in given)
+
+
+def test_what_cannot_be_assembled(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """Where an operator cannot be opened, those before it are closed."""
+    with pytest.raises(ExactlyOnceError, match="no database today"):
+        Computing(fed, loaded("half_opened"), 1, tmp_path).run()
+    assert Opened.count == 0
 
 
 def test_a_branch_that_changes_its_records_in_place(fed: Any, loaded: Any, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Invariant: it runs the operators that a local worker runs, made by the same func
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, cast
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.checkpoint.store.storage import AttemptBlocks
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.source import RangeContext, Readable
+from exactlyonce.connectors.source import RangeContext, Readable, SplitReader
 from exactlyonce.engines import in_flight
 from exactlyonce.engines import operators as ops
 from exactlyonce.engines.backends import in_memory
@@ -24,6 +24,7 @@ from exactlyonce.engines.bounded.unit.messages import Unit
 from exactlyonce.engines.bounded.unit.ordering import BatchTime, ChannelLane, Lane, PartitionLane
 from exactlyonce.engines.bounded.unit.outgoing import Sending, Staging
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile
+from exactlyonce.engines.bounded.unit.turns import ReaderInTurn
 from exactlyonce.engines.plan import Plan, ShuffleEdge, Task
 from exactlyonce.engines.source_decoder import SourceDecoder
 from exactlyonce.engines.system_clock import SystemClock
@@ -90,11 +91,16 @@ def assemble(
 ) -> Assembly:
     """Make all that *unit* needs; its state is restored, nothing is read yet.
 
-    *blocks* writes what it sets aside; None: it computes again what is there already.
+    *blocks* writes what it sets aside; None: it computes again what is there already. Where something cannot be made,
+    what was made before it is closed.
     """
     assembler = _Assembler(unit, plan, label, blocks, names)
-    for node in task.nodes:
-        assembler.add(node)
+    try:
+        for node in task.nodes:
+            assembler.add(node)
+    except BaseException:
+        assembler.made.close()
+        raise
     return assembler.made
 
 
@@ -106,6 +112,7 @@ class _Assembler:
         self.made = Assembly(BatchTime())
         self.blocks = block_storage(self.config, unit.topic, unit.storage)
         self.operators: dict[str, Any] = {}
+        self.staying = set[ReaderInTurn]()
         with whole_or_halt(unit.base):
             self.before = in_flight.restored(unit.base, plan.graph, unit.subtask, unit.parallelism, self.blocks)
         """What was on its way at the base, of all tasks."""
@@ -132,6 +139,12 @@ class _Assembler:
         decoder = SourceDecoder(node.id, source)
         self.made.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(self.unit.readings)))
+
+        def opening(end: int) -> Callable[[SourceOffset], SplitReader]:
+            return lambda start: source.open_range(
+                RangeContext(start=start, end=end, client=client, kilobytes=kilobytes)
+            )
+
         client = {"group.id": self.plan.graph.pipeline_id, **unit.client}
         known = {
             (noted.partition, noted.offset): noted.leader_epoch
@@ -143,8 +156,7 @@ class _Assembler:
                 epoch = known.get((each.partition, each.start), -1)
                 topic_id = unit.topic_ids[each.topic]
                 start = SourceOffset(node.id, each.topic, topic_id, each.partition, each.start, epoch)
-                context = RangeContext(start=start, end=each.end, client=client, kilobytes=kilobytes)
-                reader = source.open_range(context)
+                reader = ReaderInTurn(start, opening(each.end), self.staying)
                 self.made.lanes.append(PartitionLane(node.id, each.partition, reader, decoder, self.operators[node.id]))
 
     def _connect(self, read: Input, node: Node) -> None:

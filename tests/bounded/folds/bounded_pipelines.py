@@ -3,10 +3,11 @@
 import os
 
 import msgspec
-from pipelines import LATE, Order, Total, add, everything, split
+from pipelines import LATE, Order, Total, Unopened, add, everything, split
 
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.pipeline.context import Context
 from exactlyonce.sinks import KafkaSink
 
 
@@ -138,4 +139,28 @@ def rejoined(name: str) -> Pipeline:
     meeting = both.map(lambda order: order, id="same", output=Order).union(both.side(LATE), orders)
     meeting.sink("met", KafkaSink(f"{name}-met"))
     meeting.key_by(lambda order: order.customer).stateful_map("chain", chained).sink("out", KafkaSink(f"{name}-out"))
+    return pipeline
+
+
+class Opened:
+    """An operator that has something open."""
+
+    count = 0
+    """How many are open."""
+
+    def open(self, context: Context) -> None:
+        Opened.count += 1
+
+    def close(self) -> None:
+        Opened.count -= 1
+
+    def __call__(self, order: Order) -> Order:
+        return order
+
+
+def half_opened(name: str) -> Pipeline:
+    """Two operators of one task, the second of which cannot be opened."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order)).map(Opened, id="first", output=Order)
+    orders.map(Unopened, id="second", output=Order).sink("out", KafkaSink(f"{name}-out"))
     return pipeline
