@@ -54,7 +54,8 @@ def replay(args: argparse.Namespace) -> int:
     config = client(args)
     loaded = load(args.pipeline, dict(args.param))
     name = loaded.pipeline.name
-    interval = interval_of(read_history(config.confluent(), name), args.checkpoint)
+    history = read_history(config.confluent(), name)
+    interval = interval_of(history, args.checkpoint)
     manifest = interval.manifest
     sink = _sink(args, manifest) if args.into else ""
     progress, produced = LineOfProgress(name), 0
@@ -62,7 +63,7 @@ def replay(args: argparse.Namespace) -> int:
         with replaying(args, name, progress.stage) as (submit, staging):
             progress.began(manifest, interval.offsets)
             with recomputed(loaded, config, interval, submit, staging) as again:
-                found = counts(config, manifest, again)
+                found = counts(config, history, manifest, again)
                 if args.into:
                     produced = produce_into(config, manifest, again, sink, args.into)
     finally:

@@ -7,22 +7,25 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from auditing import FOLDS, TARGET, Quiet, order_at, run_flawed
-from bounded import Fed
+from bounded import Fed, catch_up, load_pipeline
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
 from running import Run, abort_while_a_worker_sleeps, orders
 
+from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.audit import audit as audits
-from exactlyonce.engines.bounded.replay.reproduce import Count, agree
+from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
+from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
+from exactlyonce.engines.bounded.replay.reproduce import Count, agree, counts
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -226,11 +229,51 @@ def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeyp
 def test_counts_agree_if_what_is_dealt_out_at_random_fills_the_rest() -> None:
     """A replay agrees if no partition gets more than it had, and records without a key are as many as are left."""
 
-    def counts(*replayed: tuple[int | None, int, int | None]) -> list[Count]:
+    def of(*replayed: tuple[int | None, int, int | None]) -> list[Count]:
         return [Count("out", "t", partition, count, decided) for partition, count, decided in replayed]
 
-    assert agree(counts((0, 3, 3), (1, 2, 2)))
-    assert agree(counts((0, 1, 3), (1, 2, 2), (None, 2, None)))
-    assert not agree(counts((0, 3, 3), (1, 1, 2)))
-    assert not agree(counts((0, 4, 3), (1, 1, 2)))
-    assert not agree(counts((0, 1, 3), (1, 2, 2), (None, 3, None)))
+    assert agree(of((0, 3, 3), (1, 2, 2)))
+    assert agree(of((0, 1, 3), (1, 2, 2), (None, 2, None)))
+    assert not agree(of((0, 3, 3), (1, 1, 2)))
+    assert not agree(of((0, 4, 3), (1, 1, 2)))
+    assert not agree(of((0, 1, 3), (1, 2, 2), (None, 3, None)))
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_output_topics_that_get_partitions(fed: Fed, tmp_path: Path, monkeypatch: Any, late: bool) -> None:
+    """Whether a transaction was written before or after its topic got partitions, an audit finds nothing wrong with it,
+    a replay gives the same counts, and a repair puts each record where it was; what is wrong is found all the same."""
+    monkeypatch.setenv(FLAWED, "1")
+    loaded = load_pipeline("flawed_pipelines", "flawed", fed.name)
+
+    def growing(stage: str, work: Sequence[bytes]) -> list[bytes]:
+        done = in_process(stage, work) if late else []
+        if stage == "publish":
+            fed.kafka.add_partitions(f"{fed.name}-out", 5)
+        return done or in_process(stage, work)
+
+    fed.feed(300)
+    catch_up(fed, loaded, 2, tmp_path)
+    fed.feed(300)
+    catch_up(fed, loaded, 2, tmp_path, submit=growing)
+
+    def audit() -> audits.AuditReport:
+        return audits.Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run(2)
+
+    report = audit()
+    assert (report.checkpoints, report.findings, report.unjudged) == ([2], [], [])
+    client, history = ClientConfig(fed.config), fed.history()
+    manifest = history.manifests[2]
+    with recomputed(loaded, client, interval_of(history, 2), in_process, tmp_path) as again:
+        assert agree(counts(client, history, manifest, again))
+    repair = ReplayRepair(loaded, client, 60_000, fed.history, Quiet().note, lambda stack: in_process, tmp_path)
+    transactions = Transactions(client)
+    for each in manifest.committables:
+        stand_in = repair(manifest, each, f"{fed.name}-{each.sink}-{each.subtask}")
+        assert isinstance(stand_in, Committable), stand_in
+        assert stand_in.counts == each.counts
+        transactions.end_until_answered(stand_in.transactional_id, stand_in.producer_id, stand_in.epoch, commit=False)
+    transactions.close()
+    repair.close()
+    monkeypatch.setenv(FLAWED, "0")
+    assert sorted(each.finding.kind for each in audit().findings) == ["changed", "reordered"]

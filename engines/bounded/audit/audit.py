@@ -35,8 +35,14 @@ from exactlyonce.engines.bounded.audit.compare import (
     compare,
     compare_dealt_out,
 )
-from exactlyonce.engines.bounded.replay.recompute import CheckpointInterval, Recomputed, interval_of, recomputed
-from exactlyonce.engines.bounded.replay.sharing import RecomputedOutput, flat
+from exactlyonce.engines.bounded.replay.recompute import (
+    CheckpointInterval,
+    Recomputed,
+    interval_of,
+    partition_counts,
+    recomputed,
+)
+from exactlyonce.engines.bounded.replay.sharing import RecomputedOutput, flat, topic_of
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, UserError
@@ -300,17 +306,34 @@ class Audit:
                 dealt_out.append(_expected(output))
             else:
                 lanes[partition].add(_record(output))
-        for partition in sorted({*lanes, *self._seen[place]}):
+        has_removed = any(removed == place for removed, _ in self._removed)
+        differing = [
+            partition
+            for partition in sorted({*lanes, *self._seen[place]})
+            if lanes[partition].digest != self._seen[place][partition].digest
+        ]
+        grown = self._seen_wherever(interval.manifest, sink, subtask) if differing else None
+        if grown is not None:
+            differing = []
+            outputs = flat(again.outputs(sink, subtask))
+            keyed = [_expected(each) for each in outputs if self._partition_of(each.key, partitions) is not None]
+            if has_removed:
+                self._report.unjudged.append(
+                    f"{len(keyed)} records of checkpoint {place[0]}, sink {sink} subtask {subtask}: {topic} has got "
+                    f"partitions, and some of them have lost records"
+                )
+            else:
+                yield from compare_dealt_out(keyed, grown)
+        for partition in differing:
             if (place, partition) in self._removed:
                 continue
-            if lanes[partition].digest != self._seen[place][partition].digest:
-                expected = [
-                    _expected(output)
-                    for output in flat(again.outputs(sink, subtask))
-                    if self._partition_of(output.key, partitions) == partition
-                ]
-                yield from compare(expected, self._read_again(place, (topic, partition)), partition)
-        if any(removed == place for removed, _ in self._removed):
+            expected = [
+                _expected(output)
+                for output in flat(again.outputs(sink, subtask))
+                if self._partition_of(output.key, partitions) == partition
+            ]
+            yield from compare(expected, self._read_again(place, (topic, partition)), partition)
+        if has_removed:
             if dealt_out:
                 self._report.unjudged.append(
                     f"{len(dealt_out)} records without a key of checkpoint {place[0]}, sink {sink} subtask {subtask}, "
@@ -318,6 +341,21 @@ class Audit:
                 )
         elif dealt_out or self._dealt_out[place]:
             yield from compare_dealt_out(dealt_out, self._dealt_out[place])
+
+    def _seen_wherever(self, manifest: Manifest, sink: str, subtask: int) -> dict[int, list[Seen]] | None:
+        """By partition, the records with a key of a sink subtask whose topic has got partitions, each where one of the
+        counts that it had puts it: which of them its producer knew is not known. None if there was but one count, or a
+        record is where none of them puts it.
+        """
+        counts = partition_counts(self._client, self._history, manifest, sink)
+        lane, topic = (manifest.checkpoint, sink, subtask), topic_of(manifest, sink)[0]
+        seen = {partition: self._read_again(lane, (topic, partition)) for partition in self._seen[lane]}
+        right = all(
+            partition in {self._partition_of(each.record.key, count) for count in counts}
+            for partition, some in seen.items()
+            for each in some
+        )
+        return seen if len(counts) > 1 and right else None
 
     def _read_again(self, lane: SinkSubtask, place: Place) -> list[Seen]:
         """The records of a lane that do not have the digest that they should have."""

@@ -9,7 +9,7 @@ never a guess.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage, whole_or_halt
 from exactlyonce.engines.bounded.ranges import Reading
+from exactlyonce.engines.bounded.replay.sharing import topic_of
 from exactlyonce.engines.bounded.stages import compute, refuse_loops
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.messages import Unit
@@ -29,7 +30,7 @@ from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, re
 from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.in_flight import frames_of, records_by_channel
 from exactlyonce.engines.plan import plan
-from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt
+from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.loading import Loaded
 
 
@@ -126,6 +127,16 @@ def recomputed(
         _require_same_topics(client, manifest)
         files = {(file.sink, file.subtask): file for receipt in receipts for file in receipt.outputs}
         yield Recomputed(files, sum(each.records for each in receipts))
+
+
+def partition_counts(client: ClientConfig, history: History, manifest: Manifest, sink: str) -> list[int]:
+    """How many partitions the topic of *sink* may have had when the output of *manifest* was written: first as many as
+    the manifest says, then what else is known, for a producer sees new partitions sooner or later than the leader."""
+    topic, own = topic_of(manifest, sink)
+    found = {count for each in history.retained for id, name, count in each.sinks if (id, name) == (sink, topic)}
+    with closing(Topics(client)) as topics, suppress(TopicError):
+        found.add(topics.describe([topic])[topic].partitions)
+    return [own, *sorted(found - {own})]
 
 
 def _require_same_topics(client: ClientConfig, manifest: Manifest) -> None:

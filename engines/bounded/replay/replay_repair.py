@@ -18,7 +18,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import Outgoing, write_again
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.bounded.replay.recompute import Recomputed, interval_of, recomputed
+from exactlyonce.engines.bounded.replay.recompute import Recomputed, interval_of, partition_counts, recomputed
 from exactlyonce.engines.bounded.replay.sharing import (
     RecomputedOutput,
     flat,
@@ -87,14 +87,22 @@ class ReplayRepair:
         self, manifest: Manifest, lost: Committable, again: Recomputed, transactional_id: str
     ) -> Committable | str:
         whole = next(each for each in manifest.committables if each.transactional_id == lost.transactional_id)
-        topic, partitions = topic_of(manifest, lost.sink)
+        topic, _ = topic_of(manifest, lost.sink)
         partition_of = partitioner(self._client.settings)
 
         def share() -> Iterator[RecomputedOutput]:
             return share_of(manifest, whole, flat(again.outputs(lost.sink, lost.subtask)))
 
-        places = places_of(share(), partition_of, partitions)
-        if problem := mismatch(whole, lost, topic, places) or self._surplus(manifest, lost, again):
+        problems: list[str] = []
+        for partitions in partition_counts(self._client, self._history(), manifest, lost.sink):
+            places = places_of(share(), partition_of, partitions)
+            problem = mismatch(whole, lost, topic, places)
+            if not problem:
+                break
+            problems.append(problem)
+        else:
+            return problems[0]
+        if problem := self._surplus(manifest, lost, again):
             return problem
         records = (
             Outgoing(topic, partition, output.key, output.value, output.headers)

@@ -7,17 +7,18 @@ it never goes into a topic of the pipeline itself.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Event
 
 from confluent_kafka import KafkaException, Producer
 
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.store.confluent import make_producer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.partitioning import partitioner
+from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.bounded.replay.recompute import Recomputed
+from exactlyonce.engines.bounded.replay.recompute import Recomputed, partition_counts
 from exactlyonce.engines.bounded.replay.sharing import flat, topic_of
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
@@ -41,30 +42,34 @@ class Count:
     """None: of those without a key."""
 
 
-@dataclass
-class _Counter:
-    replayed: Counter[tuple[str, int | None]] = field(default_factory=Counter)
-    decided: Counter[tuple[str, int]] = field(default_factory=Counter)
-
-
-def counts(client: ClientConfig, manifest: Manifest, again: Recomputed) -> list[Count]:
-    """By sink and partition."""
-    counter, partition_of = _Counter(), partitioner(client.settings)
-    for committable in manifest.committables:
-        for written in committable.written:
-            counter.decided[committable.sink, written.partition] += written.count
+def counts(client: ClientConfig, history: History, manifest: Manifest, again: Recomputed) -> list[Count]:
+    """By sink and partition; *history* is what is decided by now."""
     found = []
-    for sink, topic, partitions in manifest.sinks:
-        for subtask in range(manifest.parallelism):
-            for output in flat(again.outputs(sink, subtask)):
-                counter.replayed[sink, partition_of(output.key, partitions)] += 1
-        for partition in range(partitions):
-            replayed, decided = counter.replayed[sink, partition], counter.decided[sink, partition]
-            if replayed or decided:
-                found.append(Count(sink, topic, partition, replayed, decided))
-        if at_random := counter.replayed[sink, None]:
-            found.append(Count(sink, topic, None, at_random, None))
+    for sink, _, _ in manifest.sinks:
+        tried: list[list[Count]] = []
+        for partitions in partition_counts(client, history, manifest, sink):
+            tried.append(_counts_of(sink, manifest, again, partitioner(client.settings), partitions))
+            if agree(tried[-1]):
+                break
+        found += tried[-1] if agree(tried[-1]) else tried[0]
     return found
+
+
+def _counts_of(
+    sink: str, manifest: Manifest, again: Recomputed, partition_of: Partitioner, partitions: int
+) -> list[Count]:
+    """Of one sink, if its topic had so many *partitions*."""
+    topic, _ = topic_of(manifest, sink)
+    decided, replayed = Counter[int](), Counter[int | None]()
+    for committable in manifest.committables:
+        if committable.sink == sink:
+            decided.update({written.partition: written.count for written in committable.written})
+    for subtask in range(manifest.parallelism):
+        replayed.update(partition_of(output.key, partitions) for output in flat(again.outputs(sink, subtask)))
+    at_random = replayed.pop(None, 0)
+    places = sorted({*decided, *(partition for partition in replayed if partition is not None)})
+    found = [Count(sink, topic, partition, replayed[partition], decided[partition]) for partition in places]
+    return [*found, Count(sink, topic, None, at_random, None)] if at_random else found
 
 
 def agree(found: list[Count]) -> bool:
