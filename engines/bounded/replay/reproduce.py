@@ -22,6 +22,7 @@ from exactlyonce.engines.bounded.replay.recompute import Recomputed, partition_c
 from exactlyonce.engines.bounded.replay.sharing import flat, topic_of
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
+from exactlyonce.pipeline.names import checkpoint_topic
 
 TIMEOUT_S = 60.0
 VISIBLE_TIMEOUT_MS = 5_000
@@ -165,7 +166,7 @@ def _any(key: bytes | None, count: int) -> None:
 
 def _refuse_own(manifest: Manifest, topic: str) -> None:
     own = {each.topic for each in manifest.offsets} | {each for _, each, _ in manifest.sinks}
-    if topic in own:
+    if topic in own | {checkpoint_topic(manifest.pipeline)}:
         raise ConfigError(f"{topic!r} is a topic of the pipeline itself: name another one with --into.")
 
 
