@@ -49,7 +49,7 @@ SMALL_BROKER = {
     "broker.session.timeout.ms": "3000",  # after a crash the next process waits this long for its registration
     "broker.heartbeat.interval.ms": "500",
     "auto.create.topics.enable": "false",  # a misspelt topic is an error, not an empty topic
-    "log.retention.ms": "-1",  # records carry the time of their events: those of 2013 would be deleted at once
+    "log.retention.hours": "-1",  # records carry the time of their events: those of 2013 would be deleted at once
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.replication.factor": "1",
@@ -104,7 +104,7 @@ class EmbeddedBroker:
         lifetime: Lifetime = "detached",
     ) -> None:
         """*port* 0 takes a free one at the first start. *settings* are Kafka's; they win over the broker's own."""
-        self.data_dir = (data_dir or default_data_dir()).absolute()
+        self.data_dir = (data_dir or default_data_dir()).resolve()  # its broker is known by this path
         self.settings = dict(settings or {})
         self._port = port
         self._lifetime = lifetime

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ import pytest
 from exactlyonce.connectors.embedded import jars, java
 from exactlyonce.connectors.embedded.broker import HOST, EmbeddedBroker, answers, default_data_dir, free_port
 from exactlyonce.connectors.embedded.progress import Passing
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
@@ -107,6 +110,22 @@ class TestLife:
         broker = EmbeddedBroker(tmp_path, port=0)
         with pytest.raises(BrokerUnavailable, match=r"(?s)ended while it started.*Stored node id 7"):
             broker.start()
+        assert not broker.status().running
+
+    def test_retention_that_is_given(self, own_broker: Callable[..., OwnCluster], topic_name: str) -> None:
+        """Retention in hours, as the help shows it, is not overruled by the small broker's own."""
+        cluster = own_broker({"log.retention.hours": "1"})
+        with closing(Topics(ClientConfig({"bootstrap.servers": cluster.bootstrap_servers}))) as topics:
+            assert topics.settings(cluster.create_topic(topic_name))["retention.ms"] == str(60 * 60 * 1000)
+
+    def test_a_folder_by_another_name(self, broker: EmbeddedBroker, tmp_path: Path) -> None:
+        """A broker is found, and stopped, by whatever path leads to its folder."""
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
+        broker.start()
+        for path in (tmp_path / "elsewhere" / ".." / "broker", tmp_path / "link" / "broker"):
+            assert EmbeddedBroker(path).status() == broker.status()
+        EmbeddedBroker(path).stop()
         assert not broker.status().running
 
     @pytest.mark.exhaustive
