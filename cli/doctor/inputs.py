@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 
-from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.cli import text
-from exactlyonce.cli.doctor.findings import Findings
+from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
 from exactlyonce.cli.doctor.questions import TopicFacts
 from exactlyonce.cli.doctor.subject import Subject
-from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.topics import Topic, Topics
+from exactlyonce.engines.surroundings.preflight import require_unread
+from exactlyonce.pipeline.errors import Halt
 
 SOON_SHARE = 4
-"""A fourth of the retention time before unread input may be taken is soon."""
+"""What is not read in three fourths of the retention time may be taken soon."""
 
 
 def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFacts | None], findings: Findings) -> None:
@@ -26,66 +27,58 @@ def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFact
             )  # fmt: skip
     if subject.newest is None or subject.traces.is_sink:
         return
-    by_topic: defaultdict[str, list[SourceOffset]] = defaultdict(list)
-    for each in subject.newest.offsets:
-        by_topic[each.topic].append(each)
-    for topic, noted in sorted(by_topic.items()):
+    for topic in sorted({each.topic for each in subject.newest.offsets}):
         found = facts.get(topic)
-        if found is None or not found.visible:
-            continue
-        if found.topic_id != noted[0].topic_id:
-            findings.add(
-                "inputs", f"Topic {topic} was deleted and created again since checkpoint {subject.newest.checkpoint}: "
-                f"its id was {noted[0].topic_id}, and is {found.topic_id}", whose="the topic's (input)",
-                do=f"restore the old topic, or `exactlyonce reset {subject.name}` and recompute from what is there",
-            )  # fmt: skip
-            continue
-        with findings.checking(f"retention of {topic} against the checkpoints"):
-            _retention(subject, subject.newest, topics, topic, noted, findings)
+        if found is not None and found.visible:
+            with findings.checking(f"what checkpoints need of {topic}"):
+                _unread(subject, subject.newest, topics, Topic(topic, found.topic_id, len(found.replicas)), findings)
 
 
-def _retention(
-    subject: Subject, newest: Manifest, topics: Topics, topic: str, noted: list[SourceOffset], findings: Findings
-) -> None:
-    first, ends = topics.start_offsets(topic), topics.end_offsets(topic, committed=False)
-    gone = [each for each in noted if first.get(each.partition, 0) > each.offset]
-    for each in gone:
-        findings.add(
-            "inputs", f"{topic}[{each.partition}] begins at offset {first[each.partition]}, and checkpoint "
-            f"{newest.checkpoint} goes on at {each.offset}: what lies between was not read, and is gone",
-            whose="retention of the topic",
-            do=f"restore it from a replica or a backup, or `exactlyonce reset {subject.name}`",
-        )  # fmt: skip
-    if gone:
+def _unread(subject: Subject, newest: Manifest, topics: Topics, topic: Topic, findings: Findings) -> None:
+    """Judge it as the start of a run does; where that would halt, nothing else of the topic is worth knowing."""
+    try:
+        require_unread(topics, newest, topic)
+    except Halt as error:
+        what, _, choices = str(error).partition("\n")
+        do = choices.strip().removeprefix("Choices: ") or f"`exactlyonce reset {subject.name}`"
+        findings.add("inputs", what, whose="the topic's (input)", do=do)
         return
-    history = subject.history
-    for manifest in history.retained if history is not None else ():
-        if any(o.topic == topic and first.get(o.partition, 0) > o.offset for o in manifest.offsets):
+    first = topics.start_offsets(topic.name)
+    for manifest in subject.history.retained if subject.history is not None else ():
+        if any(o.topic == topic.name and first.get(o.partition, 0) > o.offset for o in manifest.offsets):
             findings.add(
-                "inputs", f"{topic} no longer has the input behind checkpoint {manifest.checkpoint}, which is "
+                "inputs", f"{topic.name} no longer has the input behind checkpoint {manifest.checkpoint}, which is "
                 f"retained: the checkpoint after it can be neither audited nor repaired by a replay",
                 whose="retention of the topic",
                 do="raise retention.ms of the topic above the age of the oldest checkpoint, or keep fewer checkpoints "
                 "(--num-retained)",
             )  # fmt: skip
             break
-    unread = sum(max(0, ends.get(each.partition, 0) - each.offset) for each in noted)
-    if unread and not subject.sign_of_life:
-        _deadline(subject, newest, topic, topics.settings(topic), unread, findings)
+    _deadline(subject, newest, topics, topic.name, findings)
 
 
-def _deadline(
-    subject: Subject, newest: Manifest, topic: str, settings: Mapping[str, str | None], unread: int, findings: Findings
-) -> None:
-    """When retention may take what was not read."""
+def _deadline(subject: Subject, newest: Manifest, topics: Topics, topic: str, findings: Findings) -> None:
+    """When retention may take what was not read: it goes by the records' own time, which may be long ago. Partitions
+    that were added are not read yet."""
+    settings = topics.settings(topic)
     retention_ms = int(settings.get("retention.ms") or -1)
     if retention_ms < 0 or "delete" not in (settings.get("cleanup.policy") or ""):
         return
-    left_ms = newest.completed_at_ms + retention_ms - subject.now_ms
-    if left_ms < retention_ms // SOON_SHARE:
-        when = f"in {text.duration(left_ms)}" if left_ms > 0 else "at any time"
+    soon_ms, began_ms = retention_ms // SOON_SHARE, subject.now_ms - retention_ms
+    read: dict[int, int] = {}
+    for each in newest.offsets:
+        if each.topic == topic:
+            read[each.partition] = min(each.offset, read.get(each.partition, each.offset))
+
+    def older(than_ms: int) -> int:
+        kept = topics.offsets_at(topic, than_ms)
+        return sum(max(0, offset - read.get(partition, 0)) for partition, offset in kept.items())
+
+    if unread := older(began_ms + soon_ms):
+        when = "at any time" if older(began_ms) else f"within {text.duration(soon_ms)}"
         findings.add(
-            "inputs", f"{text.counted(unread, 'offset')} of {topic} are not read yet, and retention may take the first "
-            f"of them {when}", whose=f"retention of the topic: {text.duration(retention_ms)}",
+            "inputs", f"{text.counted(unread, 'offset')} of {topic} still to be read: retention may take the first "
+            f"{when}", whose=f"retention of the topic: {text.duration(retention_ms)}",
             do=f"run {subject.name} before that, or raise retention.ms of {topic}",
+            level=NOTE if subject.sign_of_life else PROBLEM,
         )  # fmt: skip

@@ -95,41 +95,45 @@ class Inputs:
 
     def _check_topic(self, manifest: Manifest, name: str) -> None:
         topic = self.described.get(name)
-        offsets = [each for each in manifest.offsets if each.topic == name]
         if topic is None:
             raise ConfigError(
                 f"Checkpoint {manifest.checkpoint} was read from topic {name!r}, which the pipeline reads no longer. "
                 f"Give the source its old topic, {_reset(manifest)}."
             )
-        if offsets[0].topic_id != topic.topic_id:
-            raise _made_anew(manifest, name, offsets[0].topic_id, topic.topic_id)
-        first, end = self.topics.start_offsets(name), self.topics.end_offsets(name, committed=False)
-        added = [SourceOffset("", name, "", each, 0) for each in sorted(first.keys() - {o.partition for o in offsets})]
-        for each in offsets + added:
-            if each.partition not in first:
-                raise Halt(
-                    f"Partition {each.partition} of topic {name!r} is gone since checkpoint {manifest.checkpoint}."
-                )
-            if each.offset < first[each.partition]:
-                raise Halt(
-                    f"Input is missing: checkpoint {manifest.checkpoint} goes on at {name}[{each.partition}] offset "
-                    f"{each.offset}, but the topic begins at {first[each.partition]} now: retention has taken offsets "
-                    f"{each.offset} to {first[each.partition] - 1}.\n"
-                    f"  Choices: restore them from a replica or backup and run again; {_reset(manifest)}."
-                )
-            if each.offset > end[each.partition]:
-                raise _truncated(manifest, each, f"the topic ends at {end[each.partition]}")
-        for source in sorted({each.source for each in offsets}):
-            self._check_epochs(manifest, name, [each for each in offsets if each.source == source])
+        require_unread(self.topics, manifest, topic)
 
-    def _check_epochs(self, manifest: Manifest, name: str, offsets: list[SourceOffset]) -> None:
-        """Raise Halt if records that were read are gone though the log has grown beyond their offsets again."""
-        ends = self.topics.epoch_ends(name, {o.partition: o.leader_epoch for o in offsets if o.leader_epoch >= 0})
-        for each in offsets:
-            end = ends.get(each.partition, each.offset)
-            if end < each.offset:
-                until = "is gone from the log" if end < 0 else f"ends at offset {end} now"
-                raise _truncated(manifest, each, f"what leader epoch {each.leader_epoch} wrote there {until}")
+
+def require_unread(topics: Topics, manifest: Manifest, topic: Topic) -> None:
+    """Raise Halt if *topic* is not the one that *manifest* has read, or what lies behind Sn is not all there."""
+    name, offsets = topic.name, [each for each in manifest.offsets if each.topic == topic.name]
+    if offsets[0].topic_id != topic.topic_id:
+        raise _made_anew(manifest, name, offsets[0].topic_id, topic.topic_id)
+    first, end = topics.start_offsets(name), topics.end_offsets(name, committed=False)
+    added = [SourceOffset("", name, "", each, 0) for each in sorted(first.keys() - {o.partition for o in offsets})]
+    for each in offsets + added:
+        if each.partition not in first:
+            raise Halt(f"Partition {each.partition} of topic {name!r} is gone since checkpoint {manifest.checkpoint}.")
+        if each.offset < first[each.partition]:
+            raise Halt(
+                f"Input is missing: checkpoint {manifest.checkpoint} goes on at {name}[{each.partition}] offset "
+                f"{each.offset}, but the topic begins at {first[each.partition]} now: retention has taken offsets "
+                f"{each.offset} to {first[each.partition] - 1}.\n"
+                f"  Choices: restore them from a replica or backup and run again; {_reset(manifest)}."
+            )
+        if each.offset > end[each.partition]:
+            raise _truncated(manifest, each, f"the topic ends at {end[each.partition]}")
+    for source in sorted({each.source for each in offsets}):
+        _require_epochs(topics, manifest, name, [each for each in offsets if each.source == source])
+
+
+def _require_epochs(topics: Topics, manifest: Manifest, name: str, offsets: list[SourceOffset]) -> None:
+    """Raise Halt if records that were read are gone though the log has grown beyond their offsets again."""
+    ends = topics.epoch_ends(name, {o.partition: o.leader_epoch for o in offsets if o.leader_epoch >= 0})
+    for each in offsets:
+        end = ends.get(each.partition, each.offset)
+        if end < each.offset:
+            until = "is gone from the log" if end < 0 else f"ends at offset {end} now"
+            raise _truncated(manifest, each, f"what leader epoch {each.leader_epoch} wrote there {until}")
 
 
 def _reset(manifest: Manifest) -> str:
