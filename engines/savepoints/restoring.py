@@ -1,7 +1,7 @@
 """A savepoint becomes the state that a pipeline goes on from: its states are written anew, by today's operators.
 
 Invariants: whatever does not fit is found before anything is fenced or written, and named by operator and field; no run
-is fenced that takes checkpoints, as far as the last look shows it, and what was taken until the fence is judged behind
+is fenced that goes on, as far as the last look shows it, and what was taken until the fence is judged behind
 it; states are written with the version that they have, and migrated when they are read; nothing of the savepoint is
 referred to afterwards. It is restored once: while runs are told of it, the origin goes from manifest to manifest, so
 that the same command, repeated, goes on.
@@ -107,18 +107,19 @@ class Restoring:
         around.inputs.check_continuity(_as_manifest(saved, around.graph.pipeline_id, self._offsets))
 
     def require_alone(self, history: History, now_ms: int) -> None:
-        """ConfigError if a run goes on that takes checkpoints, by *history*, which was read right before the fence.
+        """ConfigError if a run goes on, by *history*, which was read right before the fence.
 
-        One that has taken none is taken over as by any run: it has begun just now, or died while it restored this.
+        One that has not recovered is taken over as by any run: it has begun just now, or died while it restored this.
         """
         living, newest = history.living(now_ms), history.latest
-        if living is None or newest is None or newest.incarnation != living.incarnation or newest.origin == self.origin:
+        if living is None or newest is None or newest.origin == self.origin:
             return
-        raise ConfigError(
-            f"{history.pipeline} runs: process {living.process} on {living.host} has taken checkpoint "
-            f"{newest.checkpoint}. Nothing was changed: stop it, by `exactlyonce savepoint {history.pipeline} --stop` "
-            f"say, and begin from that savepoint. If it has died, run this again in half a minute."
-        )
+        if living.incarnation in (newest.incarnation, living.fenced_below):
+            raise ConfigError(
+                f"{history.pipeline} runs: process {living.process} on {living.host} goes on from checkpoint "
+                f"{newest.checkpoint}. Nothing was changed: stop it, by `exactlyonce savepoint {history.pipeline} "
+                f"--stop` say, and begin from that savepoint. If it has died, run this again in half a minute."
+            )
 
     def judge(self, history: History) -> None:
         """Whether it may be restored still, by *history*, which was read behind the fence: ConfigError if not.
