@@ -229,16 +229,19 @@ def test_a_run_that_has_taken_no_checkpoint_yet(orders: Orders) -> None:
         number = taken(orders, "--stop")
         process.wait()
     healthy = orders.command.start("run", "orders:pipeline", "--checkpoint-interval", "5m")
-    deadline, found = time.monotonic() + LIMIT_S, None
-    while found is None or found.fenced_below != found.incarnation or found.process != healthy.pid:
-        assert healthy.poll() is None, healthy.communicate()
-        assert time.monotonic() < deadline
-        found = history(orders).newest_incarnation
-    for rewind in ((), ("--rewind",)):
-        refused = run(orders, "--from-savepoint", str(number), *rewind)
-        assert (refused.code, f"goes on from checkpoint {number}" in said(refused)) == (2, True), refused.err
-    healthy.terminate()
-    healthy.communicate(timeout=LIMIT_S)
+    try:
+        deadline, found = time.monotonic() + LIMIT_S, None
+        while found is None or found.fenced_below != found.incarnation or found.process != healthy.pid:
+            assert healthy.poll() is None, healthy.communicate()
+            assert time.monotonic() < deadline
+            found = history(orders).newest_incarnation
+        for rewind in ((), ("--rewind",)):
+            refused = run(orders, "--from-savepoint", str(number), *rewind)
+            assert (refused.code, f"goes on from checkpoint {number}" in said(refused)) == (2, True), refused.err
+        healthy.terminate()
+        healthy.communicate(timeout=LIMIT_S)
+    finally:
+        healthy.kill()
     assert healthy.returncode == 0, "it was left in peace"
 
 
