@@ -24,7 +24,7 @@ from typing import Any
 
 from exactlyonce.checkpoint.records.storage_url import storage_setting, storage_url
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.client_config import ClientConfig, by_name
 from exactlyonce.engines.backends import HASHMAP, ROCKSDB, StateSettings
 from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.pipeline.durations import duration_ms
@@ -79,18 +79,15 @@ def client_from(options: Mapping[str, Any], file: Mapping[str, Any] | None = Non
     given = options.get("kafka") or {}
     if not isinstance(given, Mapping):
         raise ConfigError('kafka has to be a dict of librdkafka\'s settings, as {"security.protocol": "SASL_SSL"}.')
-    settings = {**(file or {}).get("kafka", {}), **given}
-    servers = (
-        options.get("bootstrap_servers")
-        or settings.pop("bootstrap.servers", None)
-        or os.environ.get(BOOTSTRAP_VARIABLE)
-    )
+    servers = options.get("bootstrap_servers")
+    direct = by_name([*given.items(), *([("bootstrap.servers", servers)] if servers else [])])
+    settings = {**by_name((file or {}).get("kafka", {}).items()), **direct}
+    servers = settings.get("bootstrap.servers") or os.environ.get(BOOTSTRAP_VARIABLE)
     if not servers:
         raise ConfigError(
             f"No Kafka cluster is named. Give --bootstrap-servers HOST:PORT, in Python bootstrap_servers=, or set "
             f"{BOOTSTRAP_VARIABLE}, or start one here with `exactlyonce broker start`."
         )
-    settings.pop("bootstrap.servers", None)
     return ClientConfig({**settings, "bootstrap.servers": servers})
 
 

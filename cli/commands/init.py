@@ -29,7 +29,10 @@ def add(commands: Commands) -> None:
 def init(args: argparse.Namespace) -> int:
     """Write them, and say what to do next."""
     folder: Path = args.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made a folder: {error.strerror}. Name another one.") from None
     existing = [name for name in FILES if (folder / name).exists()]
     if existing:
         raise ConfigError(f"{folder}/ has {', '.join(existing)} already: nothing was written. Name another folder.")

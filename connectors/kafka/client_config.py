@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,12 +64,7 @@ class ClientConfig:
     """Every secret looked up so far, for `redact`."""
 
     def __post_init__(self) -> None:
-        settings: dict[str, str] = {}
-        for given, value in self.settings.items():
-            name = ALIASES.get(given, given)
-            text = str(value).lower() if isinstance(value, bool) else str(value)
-            if settings.setdefault(name, text) != text:
-                raise ConfigError(f"{name} is set twice, with two values (as {given!r} as well). Keep one of them.")
+        settings = by_name(self.settings.items())
         object.__setattr__(self, "settings", settings)
         _refuse_contradictions(settings)
 
@@ -223,6 +218,17 @@ class _Tokens:
 
     def extensions(self) -> dict[str, str]:
         return self._extensions
+
+
+def by_name(given: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """The text of each setting, by the one of its names that we use. `ConfigError` where two values are given."""
+    settings: dict[str, str] = {}
+    for alias, value in given:
+        name = ALIASES.get(alias, alias)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        if settings.setdefault(name, text) != text:
+            raise ConfigError(f"{name} is set twice, with two values (as {alias!r} as well). Keep one of them.")
+    return settings
 
 
 def _refuse_contradictions(settings: Mapping[str, str]) -> None:

@@ -38,6 +38,15 @@ def test_never_overwrites(command: Command) -> None:
     assert (command.folder / "show.py").read_text() == "mine"
 
 
+def test_where_no_folder_can_be(command: Command) -> None:
+    """A file in its place is named."""
+    (command.folder / "mine").write_text("mine")
+    for name in ("mine", "mine/totals"):
+        ended = command("init", name)
+        assert (ended.code, ended.out) == (2, "")
+        assert f"{name} cannot be made a folder:" in ended.err
+
+
 def test_pipeline_is_right(command: Command) -> None:
     """The pipeline can be built, with all types known."""
     assert command("init").code == 0

@@ -53,7 +53,10 @@ def test_what_is_given_wins_over_the_file_and_the_file_over_the_environment(tmp_
     assert options.client.bootstrap_servers == "environment:1"
     file = written(tmp_path, '[kafka]\n"bootstrap.servers" = "file:1"\n')
     assert options_from({"config": file}).client.bootstrap_servers == "file:1"
-    assert options_from({"config": file, "bootstrap_servers": "given:1"}).client.bootstrap_servers == "given:1"
+    for given in ({"bootstrap_servers": "given:1"}, {"kafka": {"metadata.broker.list": "given:1"}}):
+        assert options_from({"config": file, **given}).client.bootstrap_servers == "given:1"
+    with pytest.raises(ConfigError, match=r"bootstrap\.servers is set twice, with two values"):
+        options_from({"bootstrap_servers": "given:1", "kafka": {"bootstrap.servers": "another:1"}})
 
 
 def test_where_state_is_kept(tmp_path: Path) -> None:
