@@ -28,16 +28,17 @@ def fed(kafka: KafkaCluster, topic_name: str, records: list[tuple[str, str]]) ->
 def test_a_worker_that_died_with_large_blocks(
     kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path
 ) -> None:
-    """A worker that dies behind its third blocks, of 400,000 long keys in all, leaves none of them for good."""
+    """A worker that dies behind blocks of 200,000 long keys, over a checkpoint of as many, leaves none for good."""
     long = "a-name-that-takes-room-in-a-block-" * 2
     records = [
         (str(i % 5), json.dumps({"id": i, "customer": f"{long}{i}", "total": 1})) for i in range(400_000)
     ]  # fmt: skip
-    fed(kafka, topic_name, records)
-    env = failpoint("worker-blocks", nth=3)
-    job = run(
-        "pipelines:linear", "--param", f"name={topic_name}", "--until", "latest", "--checkpoint-interval", "1s", env=env
-    )
+    arguments = ("pipelines:linear", "--param", f"name={topic_name}", "--until", "latest")
+    fed(kafka, topic_name, records[:200_000])
+    first = run(*arguments)
+    assert first.wait() == 0, first.said
+    kafka.produce(f"{topic_name}-in", records[200_000:])
+    job = run(*arguments, env=failpoint("worker-blocks"))
     assert job.wait() == 0, job.said
     assert (tmp_path / "fired" / "worker-blocks").exists()
     assert unreferenced_blocks(kafka, topic_name) == set()
