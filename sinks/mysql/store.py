@@ -114,16 +114,12 @@ class MySQLStore:
         """See `Store`."""
         columns = self._table().columns
         depth_max = _JSON_DEPTH_MAX[self._session.is_mariadb]
-        missing = [field.name for field in self._fields if field.name not in columns]
-        if missing:
-            raise StoreError(
-                f"The table {self._shown} has no column {', '.join(missing)}. Add it, or leave the field out."
-            )
+        mark = self._mark(columns)
         literals = [
             ColumnLiterals(field, self._name, columns[field.name], field.name in self._key, depth_max)
             for field in self._fields
         ]
-        return MySQLRowEncoder(literals, self._mark(columns), self._template, self._rows_bytes_max)
+        return MySQLRowEncoder(literals, mark, self._template, self._rows_bytes_max)
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
         """See `Store`."""
@@ -192,7 +188,7 @@ class MySQLStore:
         before, behind = self._around
         mark = self._written_to()
         for chunk in chunks:
-            if mark and chunk.count(_END + mark) + chunk.startswith(mark) != chunk.count(_END):
+            if chunk.count(_END + mark) + chunk.startswith(mark) != chunk.count(_END):
                 raise self._encoded_otherwise()
             for rows in self._parts(chunk):
                 self._session.require_transaction()
@@ -201,15 +197,18 @@ class MySQLStore:
             raise self._encoded_otherwise()
 
     def _mark(self, columns: Mapping[str, MySQLColumn]) -> str:
+        """Of rows that are encoded for these columns of the table; `StoreError` where one is missing."""
+        if missing := [field.name for field in self._fields if field.name not in columns]:
+            raise StoreError(
+                f"The table {self._shown} has no column {', '.join(missing)}. Add it, or leave the field out."
+            )
         return mark_of(self._mode, self._key, self._fields, columns)
 
     def _written_to(self) -> bytes:
-        """The mark of rows for the columns as they are now; empty where one is missing, so that the server refuses."""
+        """The mark of rows for the columns as they are now."""
         if column_types(self._session, self._name) != {name: each.type for name, each in self._columns.items()}:
-            table = read_table(self._session, self._name)
-            self._columns = {} if table is None else table.columns
-        known = all(field.name in self._columns for field in self._fields)
-        return self._mark(self._columns).encode() if known else b""
+            self._columns = self._table().columns
+        return self._mark(self._columns).encode()
 
     def _encoded_otherwise(self) -> StoreError:
         return StoreError(

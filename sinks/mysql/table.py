@@ -83,7 +83,7 @@ class MySQLColumn(TableColumn, frozen=True, kw_only=True):
         of it, however wide they are. It rounds to a number of digits, or fills up to a number of bytes."""
         kind = self.data_type
         family = "integer" if kind in _INTEGERS else "text" if kind in _TEXTS[1:] else kind
-        size = self.scale if kind == "decimal" else self.bytes_max if kind == "binary" else self.fraction
+        size = self.scale if kind in ("decimal", "double") else self.bytes_max if kind == "binary" else self.fraction
         return family, size
 
 
