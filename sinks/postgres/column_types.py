@@ -82,8 +82,8 @@ def meaning(column: PostgresColumn) -> tuple[str, bool, int]:
 
 
 _FAMILIES = dict.fromkeys(("int2", "int4", "int8"), "integer") | dict.fromkeys(("text", "varchar", "citext"), "text")
-_ROUNDED = {"numeric", "timestamp", "timestamptz", "time"}
-"""Types that round to a number of digits, which is part of the type."""
+_ROUNDED = {"numeric", "timestamp", "timestamptz", "time", "interval"}
+"""Types that round to a number of digits, or cut, which is part of the type."""
 
 
 def column_text(field: RowField, table: str, column: PostgresColumn) -> ColumnText:

@@ -21,6 +21,8 @@ from exactlyonce.sinks.write_ahead.store import Store
 T = TypeVar("T")
 
 _IDENTIFIER_BYTES_MAX = 63
+_ANSWER_TIMEOUT_MS_MAX = 24 * 3600 * 1000
+"""The system waits for no longer than 24 days at a time."""
 _PASSWORD = re.compile(r"password\s*=|://[^/@]*:[^@]*@", re.IGNORECASE)
 """Also one with a / that is not escaped."""
 
@@ -74,8 +76,8 @@ class PostgresSink(PreparableSink[T], Generic[T]):
             yield "dsn= has a password written out: put all of it into a variable, dsn='env:NAME', or into a file"
         yield from self.commit_problems(self.mode)
         try:
-            if not duration_ms(self.answer_timeout, "answer_timeout"):
-                yield "answer_timeout is 0, in which no server answers: leave it out, or give it longer"
+            if not 0 < duration_ms(self.answer_timeout, "answer_timeout") <= _ANSWER_TIMEOUT_MS_MAX:
+                yield f"answer_timeout={self.answer_timeout!r} must be longer than 0, and 24h at most"
         except ConfigError as error:
             yield str(error).rstrip(".")
         wrong = list(description_problems(self.mode, self.key, self.create))

@@ -180,11 +180,18 @@ class PostgresStore(Store):
         return mark_of(self._sink.mode, self._sink.key, self._fields, meanings)
 
     def _written_to(self) -> Target:
-        """The table as it is now."""
+        """The table as it is now. It is never one in another schema, where another ledger would be beside it."""
         target = self._found()
         if not catalogue.has_its_shape(self._connection, target):
-            self._target = None
-            target = self._found()
+            found = catalogue.find(self._connection, self._sink)
+            if found is None:
+                raise self._missing()
+            if found.schema != target.schema:
+                raise StoreError(
+                    f"There is no table {target.shown} any more, beside its ledger: the role's search_path leads to "
+                    f"{found.shown}. Move it back; or move the ledger along, name that schema in the sink; run again."
+                )
+            self._target = target = found
         if wrong := list(column_problems(self._fields, target.columns, inserts=self._sink.mode != "delete")):
             raise StoreError(f"Rows cannot be written to table {target.shown} any more: {'; '.join(wrong)}.")
         return target

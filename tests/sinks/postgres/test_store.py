@@ -210,6 +210,38 @@ def test_a_column_that_becomes_another_while_rows_wait(database: Database, mode:
     assert database.execute("SELECT * FROM totals") == [("ann", Decimal("1.25"), at)]
 
 
+class Lasting(msgspec.Struct, frozen=True):
+    """A row whose span a column may cut."""
+
+    customer: str
+    lasts: timedelta
+
+
+@pytest.mark.parametrize("type_", ["interval(0)", "interval hour to minute"])
+def test_an_interval_that_is_cut_while_rows_wait(database: Database, type_: str) -> None:
+    """A span that the column would round or cut is refused."""
+    store = database.ready(Lasting)
+    waiting = chunks(store, [Lasting("ann", timedelta(seconds=1.25))])
+    database.execute(f"ALTER TABLE totals ALTER COLUMN lasts TYPE {type_}")
+    with pytest.raises(StoreError, match="encoded for other columns"):
+        store.apply(waiting, entry(1))
+    assert database.execute("SELECT count(*) FROM totals") == [(0,)]
+
+
+def test_a_table_that_leaves_its_ledger_is_not_followed(database: Database) -> None:
+    """One that is moved to another schema of the search_path, where its ledger is not, gets no rows."""
+    for schema in ("one", "two"):
+        database.execute(f"CREATE SCHEMA {schema}")
+    database.use(f"{database.server.dsn(database.name)} options='-c search_path=one,two'")
+    store = database.ready()
+    assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
+    database.execute("ALTER TABLE one.totals SET SCHEMA two")
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r'no table "one"."totals" any more.*its ledger'):
+            store.apply(chunks(store, [Total("bob", 2)]), entry(2))
+    assert database.execute("SELECT * FROM two.totals") == [("ann", 1)]
+
+
 @pytest.mark.parametrize("table", ['we"ird Näme; DROP TABLE x--', "select", "a%sb{c}"])
 def test_names_are_quoted(database: Database, table: str) -> None:
     """A table, schema, pipeline and sink of any name are written to, and nothing else happens."""
