@@ -173,6 +173,15 @@ class MySQLStore:
         return before, f" ON DUPLICATE KEY UPDATE {','.join(sets)}".encode()
 
     @property
+    def _of_no_row(self) -> str:
+        """A statement that takes the same rights, and the lock by which the table stays as it is in a transaction."""
+        if self._mode == "delete":
+            return f"DELETE FROM {quoted(self._name)} WHERE FALSE"
+        columns = ",".join(quoted(field.name) for field in self._fields)
+        nulls = ",".join(["NULL"] * len(self._fields))
+        return f"INSERT INTO {quoted(self._name)} ({columns}) SELECT {nulls} FROM DUAL WHERE FALSE"
+
+    @property
     def _template(self) -> str:
         """Of a row."""
         names = [field.name for field in self._fields]
@@ -184,8 +193,10 @@ class MySQLStore:
         return self._session.max_allowed_packet - sum(map(len, self._around)) - 1
 
     def _write(self, chunks: Iterable[bytes]) -> None:
-        """Part of a transaction: the rows. What they went into is looked at again behind them, when it is locked."""
+        """Part of a transaction: the rows. What they go into is looked at when it is locked: before, MariaDB shows no
+        columns of a table that is just being altered."""
         before, behind = self._around
+        self._session.ask(self._of_no_row)
         mark = self._written_to()
         for chunk in chunks:
             if chunk.count(_END + mark) + chunk.startswith(mark) != chunk.count(_END):
@@ -193,8 +204,6 @@ class MySQLStore:
             for rows in self._parts(chunk):
                 self._session.require_transaction()
                 self._session.send(before + rows + behind)
-        if self._written_to() != mark:
-            raise self._encoded_otherwise()
 
     def _mark(self, columns: Mapping[str, MySQLColumn]) -> str:
         """Of rows that are encoded for these columns of the table; `StoreError` where one is missing."""
