@@ -43,9 +43,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return self.name.as_string(None)
 
 
-def find(connection: PostgresConnection, sink: PostgresSink[Any]) -> Target | None:
-    """The table of the sink, None if there is none."""
-    schema, table = sink.place
+def find(connection: PostgresConnection, schema: str | None, table: str) -> Target | None:
+    """The table, None if there is none; without a *schema* it is looked for along the search_path."""
     rows = connection.rows(_FIND, (schema, table))
     if not rows:
         return None
@@ -88,12 +87,12 @@ def create(connection: PostgresConnection, sink: PostgresSink[Any], type_: Any) 
     try:
         connection.rows(statement)
     except StoreError as error:  # of two that create it at the same time, one may fail
-        if (target := find(connection, sink)) is not None:
+        if (target := find(connection, schema, table)) is not None:
             return target
         if "[42501]" in str(error):
             raise StoreError(f"{error} Or let an administrator run: {statement.as_string(None)};") from error
         raise
-    target = find(connection, sink)
+    target = find(connection, schema, table)
     require(target is not None, "A table that was created is found")
     assert target is not None
     return target

@@ -91,7 +91,7 @@ class PreparingPostgresStore(PostgresStore, PreparingStore):
 
     def _schema(self) -> str:
         """Of the table, or that in which it would be made."""
-        target = catalogue.find(self._connection, self._sink) if self._target is None else self._target
+        target = catalogue.find(self._connection, *self._sink.place) if self._target is None else self._target
         return target.schema if target is not None else catalogue.schema_of(self._connection, self._sink)
 
     def begin(self, name: TransactionName) -> None:

@@ -67,13 +67,13 @@ class PostgresStore(Store):
 
     def ledger_of(self, pipeline: str, sink: str) -> SinkLedger:
         """See `InspectableStore`."""
-        ledger = self._ledger_beside(catalogue.find(self._connection, self._sink))
+        ledger = self._ledger_beside(catalogue.find(self._connection, *self._sink.place))
         return ledger.of_sink(SinkName(pipeline, sink)) if ledger.exists else SinkLedger()
 
     def _inspected(self) -> Target | None:
         """The table, which takes the rows; None if it is still to be made."""
         catalogue.check_server(self._connection)
-        target = catalogue.find(self._connection, self._sink)
+        target = catalogue.find(self._connection, *self._sink.place)
         if target is None and not self._sink.create:
             raise self._missing()
         return None if target is None else self._checked(target)
@@ -87,7 +87,7 @@ class PostgresStore(Store):
 
     def encoder(self) -> RowEncoder:
         """See `Store`; it looks at the columns anew."""
-        target = catalogue.find(self._connection, self._sink)
+        target = catalogue.find(self._connection, *self._sink.place)
         if target is None:
             raise self._missing()
         catalogue.check_target(self._connection, self._sink, self._fields, target)
@@ -100,7 +100,7 @@ class PostgresStore(Store):
         """See `Store`. Whoever of an older incarnation applies something has a moment to end; then its session ends."""
         name = SinkName(pipeline, sink)
         if self._target is None:
-            self._target = catalogue.find(self._connection, self._sink)
+            self._target = catalogue.find(self._connection, *self._sink.place)
         missing = self._target is None and self._sink.create
         ledger = self._ledger() if not missing else self._ledger_beside(None)
         with ledger.needed():
@@ -144,7 +144,7 @@ class PostgresStore(Store):
     def _found(self) -> Target:
         """The table as it was found."""
         if self._target is None:
-            self._target = catalogue.find(self._connection, self._sink)
+            self._target = catalogue.find(self._connection, *self._sink.place)
         if self._target is None:
             raise self._missing()
         return self._target
@@ -180,30 +180,22 @@ class PostgresStore(Store):
         return mark_of(self._sink.mode, self._sink.key, self._fields, meanings)
 
     def _written_to(self) -> Target:
-        """The table as it is now. It is never one in another schema, where another ledger would be beside it."""
+        """The table as it is now, by the name beside which its ledger is, wherever the search_path leads by now."""
         target = self._found()
         if not catalogue.has_its_shape(self._connection, target):
-            found = catalogue.find(self._connection, self._sink)
-            if found is None:
-                raise self._missing()
-            if found.schema != target.schema:
-                raise StoreError(
-                    f"There is no table {target.shown} any more, beside its ledger: the role's search_path leads to "
-                    f"{found.shown}. Move it back; or move the ledger along, name that schema in the sink; run again."
-                )
-            self._target = target = found
+            self._target = catalogue.find(self._connection, target.schema, target.table)
+            target = self._found()
         if wrong := list(column_problems(self._fields, target.columns, inserts=self._sink.mode != "delete")):
             raise StoreError(f"Rows cannot be written to table {target.shown} any more: {'; '.join(wrong)}.")
         return target
 
     def _write(self, chunks: Iterable[bytes]) -> None:
-        """Part of a transaction: the rows, as the sink's mode has it. What they went into is looked at once more behind
-        them, when it is locked."""
+        """Part of a transaction: the rows, as the sink's mode has it. What they go into is looked at when it is locked,
+        which explaining does, with the same rights, and no trigger is run."""
+        lock = sql.SQL("EXPLAIN DELETE FROM {}" if self._sink.mode == "delete" else "EXPLAIN INSERT INTO {} SELECT")
+        self._connection.rows(lock.format(self._found().name))
         target = self._written_to()
-        mark = self._mark(target)
-        self._insert(target, self._unmarked(chunks, mark))
-        if self._mark(self._written_to()) != mark:
-            raise self._encoded_otherwise()
+        self._insert(target, self._unmarked(chunks, self._mark(target)))
 
     def _insert(self, target: Target, lines: Iterable[bytes]) -> None:
         columns = sql.SQL(", ").join(sql.Identifier(field.name) for field in self._fields)

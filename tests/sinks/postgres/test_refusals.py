@@ -310,7 +310,7 @@ class TestApply:
         [
             ("ALTER TABLE totals ALTER cents TYPE smallint", ("out of range", "22003", "line 2, column cents")),
             ("ALTER TABLE totals DROP COLUMN cents", ("no column 'cents'", "add the column")),
-            ("DROP TABLE totals", ("There is no table 'totals'", "Create it")),
+            ("DROP TABLE totals", ('"public.totals" does not exist', "42P01", "create it")),
             ("ALTER TABLE totals ADD CHECK (cents < 99)", ("violates check constraint", "breaks a constraint")),
             ("ALTER TABLE totals ADD UNIQUE (customer)", ("duplicate key value", "breaks a constraint")),
             ("ALTER TABLE totals ADD UNIQUE (customer) DEFERRABLE INITIALLY DEFERRED", ("duplicate key value",)),
