@@ -80,7 +80,8 @@ class MySQLColumn(TableColumn, frozen=True, kw_only=True):
     @property
     def meaning(self) -> tuple[str, int | None]:
         """What decides which value it makes of a literal that it takes at all: two columns of one meaning make the same
-        of it, however wide they are. It rounds to a number of digits, or fills up to a number of bytes."""
+        of it, however wide they are, but for blanks at the end, which a narrower VARCHAR drops. It rounds to a number
+        of digits, or fills up to a number of bytes."""
         kind = self.data_type
         family = "integer" if kind in _INTEGERS else "text" if kind in _TEXTS[1:] else kind
         size = self.scale if kind in ("decimal", "double") else self.bytes_max if kind == "binary" else self.fraction

@@ -74,7 +74,7 @@ def type_problem(field: RowField, column: PostgresColumn) -> str | None:
 
 def meaning(column: PostgresColumn) -> tuple[str, bool, int]:
     """What decides, of a column's type, which value it makes of a text that it takes at all: two columns of one meaning
-    make the same of it, however wide they are."""
+    make the same of it, however wide they are, but for blanks at the end, which a narrower varchar drops."""
     family, modifier = _FAMILIES.get(column.base, column.base), column.modifier
     if column.base == "numeric" and modifier >= 4:
         modifier = (modifier - 4) & 0x7FF  # its scale
