@@ -33,6 +33,9 @@ CLIENT = {
 SILENT_S = 60.0
 """The library waits without end for a name node that is silent, on a connection whose other end is gone as well: what
 takes longer is given up, and the next request makes a new connection."""
+GIVEN_UP_MAX = 64
+"""Requests that are given up and have not ended: each keeps a thread, and four descriptors. With so many the next ones
+are given up at once, until the system ends their connections, or the name node answers."""
 
 _RPC_ERROR = re.compile(r'RPCError\("[^"]*", "(.*?)(?:\\n|"\)|\Z)', re.DOTALL)
 _REFUSED = ("AccessControlException", "Permission denied", "AuthenticationFailed")
@@ -49,6 +52,7 @@ class HdfsFolder:
         self._named = f"{what} {self.url}"
         self._lock = threading.Lock()
         self._made: Any = None
+        self._given_up: list[Future[Any]] = []
 
     def check(self) -> None:
         def probed(client: Any) -> None:
@@ -133,6 +137,10 @@ class HdfsFolder:
 
     def _asked(self, ask: Callable[[Any], R]) -> R:
         client, answer = None, Future[R]()
+        with self._lock:
+            self._given_up = [each for each in self._given_up if not each.done()]
+            if len(self._given_up) >= GIVEN_UP_MAX:
+                raise StorageUnavailable(f"{self._named} does not answer: it is silent to {GIVEN_UP_MAX} requests.")
         try:
             client = self._client()
             threading.Thread(target=_answer, args=(answer, partial(ask, client)), name="hdfs", daemon=True).start()
@@ -141,6 +149,7 @@ class HdfsFolder:
             raise
         except TooLate as error:
             with self._lock:
+                self._given_up.append(answer)
                 if self._made is client:
                     self._made = None
             raise StorageUnavailable(f"{self._named} does not answer: it is silent for {SILENT_S:.0f} s.") from error

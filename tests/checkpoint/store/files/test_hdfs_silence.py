@@ -18,8 +18,10 @@ LIMIT_S = 20.0
 
 
 def test_a_silent_name_node_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request ends, and the next one has a connection of its own: the other end of the first may be gone."""
+    """A request ends, and the next one has a connection of its own: the other end of the first may be gone. Once there
+    are many that have not ended, the next ones wait for these, and make none."""
     monkeypatch.setattr(hdfs, "SILENT_S", 0.5)
+    monkeypatch.setattr(hdfs, "GIVEN_UP_MAX", 2)
     made = list[socket.socket]()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -40,8 +42,14 @@ def test_a_silent_name_node_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
             with pytest.raises(StorageUnavailable, match=r"does not answer: it is silent for"):
                 folder.get("block")
             assert len(made) == connections
+        with pytest.raises(StorageUnavailable, match=r"does not answer: it is silent to 2 requests"):
+            folder.get("block")
+        assert len(made) == 2
         timer.cancel()
         end()
         for each in enumerate_threads():
             if each.name == "hdfs":
                 each.join(LIMIT_S)
+    monkeypatch.setattr(hdfs, "SILENT_S", 60.0)
+    with pytest.raises(StorageUnavailable, match=r"does not answer: (?!it is silent)"):  # it is asked again
+        folder.get("block")
