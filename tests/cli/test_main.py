@@ -126,7 +126,7 @@ def test_a_word_that_nobody_takes_is_not_repeated(command: Command, arguments: t
         (("savepoints", "delete", "a", "gs://x"), "N|URL: there is no storage gs://. Write file:///folder"),
         (("checkpoints", "a", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), "No such configuration property"),
         (("reset", "a"), "No Kafka cluster is named."),
-        (("init", "m.py"), "The operating system refused: [Errno 17] File exists: 'm.py'"),
+        (("init", "m.py"), "m.py cannot be made a folder: File exists. Name another one."),
     ],
 )
 def test_errors_that_a_user_can_fix(command: Command, arguments: tuple[str, ...], message: str) -> None:
