@@ -26,11 +26,11 @@ WRITE_AHEAD = ("--param", "commit=write_ahead")
 
 
 def killed_at(job: PreparedJob, folder: Path, failpoint: str, *more: str) -> None:
-    """A run that dies there."""
+    """A run that dies there, over its only checkpoint, which has all that was fed."""
     fired = folder / failpoint
     fired.mkdir()
     armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}=kill@1", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
-    ended = job.run("--until", "latest", *more, env=armed)
+    ended = job.run("--until", "latest", "--checkpoint-interval", "5m", *more, env=armed)
     assert ended.wait() == -9, ended.said
 
 
