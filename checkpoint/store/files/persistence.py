@@ -12,12 +12,12 @@ from exactlyonce.pipeline.errors import StorageUnavailable
 R = TypeVar("R")
 
 AWAY_TIMEOUT_S = 30.0
-"""So long; what follows from it, whoever asked decides."""
+"""For so long; what follows from it, whoever asked decides."""
 _PAUSE_S = 0.25
 
 
-def persistently(asked: Callable[[], R], away_timeout_s: float = AWAY_TIMEOUT_S) -> R:
-    """What *asked* gives; `StorageUnavailable` once the storage is away for so long."""
+def persistently(asked: Callable[[], R], away_timeout_s: float) -> R:
+    """What *asked* gives; `StorageUnavailable` once the storage is away for *away_timeout_s*."""
     deadline = time.monotonic() + away_timeout_s
     while True:
         try:
