@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from exactlyonce.pipeline import failpoints
+from exactlyonce.testing.cluster import KafkaCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,6 +75,40 @@ def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def servers(_servers: Any) -> Any:
     """The servers of all stores. A test that kills one starts it again."""
     return _servers
+
+
+@pytest.fixture
+def make_target(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> Callable[..., Any]:
+    """`make_target(store)`: a topic, a table, a stream or a folder to which nobody has written."""
+    from targets import Target, TopicTarget
+
+    def make(store: str, suffix: str = "") -> Target | TopicTarget:
+        name = topic_name + suffix
+        if store == "kafka":
+            return TopicTarget(kafka, name)
+        servers = None if store == "files" else request.getfixturevalue("servers")
+        return Target(store, kafka, servers, name, tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def target(make_target: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
+    """A table of PostgreSQL, or the target that the test is given."""
+    return make_target(getattr(request, "param", "postgres"))
+
+
+@pytest.fixture
+def world(target: Any) -> Iterator[Any]:
+    """A sink without Spark that nobody has written to."""
+    from worlds import World
+
+    made = World(target.kafka, target.name, target)
+    yield made
+    for driver in made.made:
+        driver.close()
 
 
 @pytest.fixture

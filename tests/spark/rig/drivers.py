@@ -8,12 +8,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from exactlyonce.testing.cluster import LIMIT_S
 
-HERE = Path(__file__).parents[1]
-"""Where the jobs lie."""
+HERE = Path(__file__).parent
 
 
 class Driver:
@@ -29,6 +30,12 @@ class Driver:
         self.output = (folder / "said").open("a+")
         self.process = subprocess.Popen(command, cwd=HERE, env=environment, stdout=self.output, stderr=self.output)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+
     def said(self) -> str:
         self.output.seek(0)
         return self.output.read()
@@ -43,12 +50,15 @@ class Driver:
         while not (self.fired / name).exists():
             assert self.process.poll() is None, self.said()
             assert time.monotonic() < deadline, self.said()
-            time.sleep(0.05)
+            time.sleep(0.05)  # a file of another process has no event to wait for
         self.kill()
 
     def kill(self) -> None:
-        for process in self._processes():
-            os.kill(process, signal.SIGKILL)
+        while processes := list(self._processes()):
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.05)  # those of others have no event to wait for
         self.process.wait(LIMIT_S)
 
     def _processes(self) -> Iterator[int]:
