@@ -15,6 +15,7 @@ from exactlyonce.checkpoint.commits.of_stores import in_order
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks import FileSink
 from exactlyonce.sinks.committer import CommitterContext
+from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.writer import FlushedInterval, Opened, SinkWriter, WriterContext
 from exactlyonce.testing.clock import SimulatedClock
@@ -78,8 +79,8 @@ class Target:
     def published(self) -> list[Path]:
         """Every file that a reader looks at."""
         found = []
-        for place, folders, names in os.walk(self.folder):
-            folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        for place, inner, names in os.walk(self.folder):
+            inner[:] = [name for name in inner if not name.startswith((".", "_"))]
             found += [Path(place, name) for name in names if not name.startswith((".", "_"))]
         return sorted(found)
 
@@ -129,6 +130,13 @@ def make_target(tmp_path: Path) -> Iterator[Callable[..., Target]]:
     for target in made:
         for writer in target.opened_writers:
             writer.abandon()
+
+
+@pytest.fixture(params=["renameat2", "link"])
+def renaming(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of renaming without overwriting."""
+    if request.param == "link":
+        monkeypatch.setattr(folders, "_renameat2", lambda old, new: False)
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
-from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import SHARD
 from exactlyonce.sinks.files.ledger import SHARDS_KEPT
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
@@ -66,13 +65,6 @@ def disk_is_quick(monkeypatch):
 
 class Crash(BaseException):
     """The process is gone: no handler of errors takes it."""
-
-
-@pytest.fixture(params=["renameat2", "link"])
-def renaming(request, monkeypatch):
-    """Both ways of renaming without overwriting."""
-    if request.param == "link":
-        monkeypatch.setattr(folders, "_renameat2", lambda old, new: False)
 
 
 @pytest.fixture
@@ -229,10 +221,6 @@ def test_a_crash_at_any_step_is_finished(decided, totals, stepper, renaming) -> 
 
 def _crash() -> None:
     raise Crash
-
-
-def _be_killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_two_crashes_at_any_step_are_finished(decided, totals, stepper) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -28,8 +29,9 @@ def gather(*servers: RedisServer) -> None:
         server.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         server.client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port, servers[0].bus_port)
     for server in servers:
-        while "cluster_state:ok" not in str(server.client.execute_command("CLUSTER", "INFO")):
-            pass
+        client = server.client
+        while "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
+            time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,7 @@ class TestStream(OnRedis):
         return [Counted(int(r["number"]), int(r["version"]), r["note"]) for _, r in rows]
 
 
+@pytest.mark.exhaustive
 class TestStrings(OnRedis):
     """A row replaces the one with its key."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -108,7 +108,8 @@ class OnMySQL(OnTable):
     def cut(self) -> None:
         shown = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db = DATABASE()"
         for (each,) in self.server.sql(shown):
-            self.server.sql(f"KILL {each}")
+            with suppress(Exception):  # it has ended by itself meanwhile, which each driver says in its own way
+                self.server.sql(f"KILL {each}")
 
     def clean_up(self) -> None:
         self.server.sql("OPTIMIZE TABLE counted, exactlyonce_ledger")

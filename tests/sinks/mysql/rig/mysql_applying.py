@@ -16,9 +16,9 @@ from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
 
-CHECKPOINTS = 120
+CHECKPOINTS = 80
 SUBTASKS = 3
-ROWS = 60
+ROWS = 30
 PAUSE_S = 0.02
 
 

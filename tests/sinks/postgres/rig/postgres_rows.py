@@ -46,6 +46,8 @@ class Database:
         schemas = self.execute("SELECT quote_ident(nspname) FROM pg_namespace WHERE nspname !~ '^(pg_|information_)'")
         for (schema,) in schemas:
             self.execute(f"DROP SCHEMA {schema} CASCADE")
+        for (publication,) in self.execute("SELECT quote_ident(pubname) FROM pg_publication"):
+            self.execute(f"DROP PUBLICATION {publication}")
         self.execute("CREATE SCHEMA public")
 
     def use(self, dsn: str) -> None:

@@ -249,9 +249,7 @@ class PreparingMariaDB(Preparing):
             time.sleep(0.02)
 
     def end_connections(self) -> None:
-        listed = "SELECT id FROM information_schema.processlist WHERE user = 'root' AND id <> connection_id()"
-        for (connection,) in self.sql(listed):
-            self.sql(f"KILL {connection}")
+        self.server.end_connections()
 
     def kill(self) -> None:
         self.server.kill()

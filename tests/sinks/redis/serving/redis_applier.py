@@ -14,9 +14,9 @@ from redis_rows import Total, chunks_of, entry, store_of
 
 from exactlyonce.pipeline.errors import StoreUnavailable
 
-CHECKPOINTS = 100
+CHECKPOINTS = 60
 SUBTASKS = 2
-ROWS = 60
+ROWS = 40
 
 
 def rows_of(checkpoint: int, subtask: int) -> list[Total]:
