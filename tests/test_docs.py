@@ -9,12 +9,14 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from exactlyonce import Pipeline
+from exactlyonce.cli.arguments import Parser
 from exactlyonce.cli.main import parser
 from exactlyonce.engines.configuration import options_from, read_file
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
@@ -124,9 +126,14 @@ def test_command_lines_parse(page: Path) -> None:
     assert [line for line in commands(page) if not parses(line)] == []
 
 
+@cache
+def command_line() -> Parser:
+    return parser()
+
+
 def parses(line: str) -> bool:
     try:
-        parser().parse_args(shlex.split(line)[1:])
+        command_line().parse_args(shlex.split(line)[1:])
     except SystemExit as end:
         return not end.code
     return True
