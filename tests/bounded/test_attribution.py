@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
+from manifests import committable, manifest
+
+from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
+from exactlyonce.checkpoint.records.manifest import Finalized, Repair
 from exactlyonce.engines.bounded.audit.attribution import claims_of, known_writers
-
-
-def committable(name: str, producer_id: int, checkpoint: int = 7, **written: tuple[int, int]) -> Committable:
-    """`p1=(40, 3)` are three records in partition 1 from offset 40 on."""
-    found = tuple(Written("t", int(partition[1:]), *place) for partition, place in written.items())
-    return Committable(
-        transactional_id=name, producer_id=producer_id, epoch=5, transaction_version=2, cluster_id="", sink="out",
-        subtask=0, checkpoint=checkpoint, written=found,
-    )  # fmt: skip
 
 
 def history(
     *committables: Committable, repairs: tuple[Repair, ...] = (), fates: dict[str, str] | None = None
 ) -> History:
-    """Of one finalized checkpoint, number 7."""
+    """Checkpoint 7, finalized."""
     made = History("p")
-    made.manifests[7] = Manifest(
-        pipeline="p", checkpoint=7, incarnation=3, attempt=0, kind="checkpoint", base=6, previous=6,
-        triggered_at_ms=0, completed_at_ms=99, fingerprint="f", max_parallelism=128, parallelism=2,
-        block_partitions=4, block_end_offsets=(), written_bytes=0, offsets=(), operators=(), order_logs=(),
-        committables=committables, sinks=(),
-    )  # fmt: skip
+    made.manifests[7] = manifest(committables=committables)
     made.finalized[7] = Finalized(7, 3, 0, tuple((fates or {}).items()))
     made.repairs[7] = {repair.number: repair for repair in repairs}
     return made

@@ -26,7 +26,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
 
-COUNT = 600
+COUNT = 200
 _numbers = itertools.count()
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import HERE, Fed, Silent, catch_up, exported_and_reset
+from bounded import HERE, Fed, Silent, catch_up, exported_and_reset, start
 from running import assert_totals
 
 from exactlyonce.cli.main import main
 from exactlyonce.engines.options import Restoration
 from exactlyonce.pipeline.errors import ConfigError, GraphError
-from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
 
@@ -82,22 +77,13 @@ def test_a_savepoint_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None
     """It is gone back to only if that is what is wanted, and output comes again; one that is not there is named."""
     pipeline = loaded("broad")
     fed.feed(300)
-    path = os.pathsep.join([str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
-    line = [sys.executable, "-m", "exactlyonce.cli.main", "run", "bounded_pipelines:broad", "--param"]
-    with (tmp_path / "said").open("w+") as said, subprocess.Popen(
-        [*line, f"name={fed.name}", *servers(fed), "--parallelism", "2"],
-        cwd=HERE, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stderr=said,
-    ) as process:  # fmt: skip
-        try:
-            deadline = time.monotonic() + LIMIT_S
-            while '"event": "checkpoint"' not in (tmp_path / "said").read_text():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)  # a file of another process has no event to wait for
-            assert main(["savepoint", fed.name, "--stop", *servers(fed)]) == 0
-            assert process.wait(LIMIT_S) == 0
-        finally:
-            process.kill()
+    run = start(fed, "bounded_pipelines:broad", "--parallelism", "2")
+    try:
+        run.await_event(lambda event: event["event"] == "checkpoint")
+        assert main(["savepoint", fed.name, "--stop", *servers(fed)]) == 0
+        assert run.wait() == 0, run.said
+    finally:
+        run.process.kill()
     latest = fed.history().latest
     assert latest is not None
     number = latest.checkpoint

@@ -20,7 +20,7 @@ STEPS = [name for name in NAMES if name.startswith(("unit-", "publication-", "ad
 
 def drive(fed: Fed, staging: Path, failpoint: str, fired: Path) -> int:
     """The exit code of a driver of its own, at parallelism 2, that dies at the second hit of *failpoint*."""
-    fired.mkdir(exist_ok=True)
+    fired.mkdir()
     nth = 1 if failpoint in ("coordinator-opened", "coordinator-swept", "coordinator-triggered") else 2
     armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}=kill@{nth}", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
     path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])

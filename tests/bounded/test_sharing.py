@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-import msgspec
 import pytest
+from manifests import committable as committed
+from manifests import manifest
 
-from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.engines.bounded.replay.sharing import (
     RecomputedOutput,
     flat,
@@ -21,20 +21,10 @@ from exactlyonce.engines.bounded.replay.sharing import (
 )
 from exactlyonce.engines.bounded.unit.staging import OutputBatch
 
-MANIFEST = Manifest(
-    pipeline="p", checkpoint=7, incarnation=3, attempt=0, kind="checkpoint", base=6, previous=6, triggered_at_ms=0,
-    completed_at_ms=99, fingerprint="f", max_parallelism=128, parallelism=2, block_partitions=4, block_end_offsets=(),
-    written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(("out", "t", 3),),
-)  # fmt: skip
 
-
-def committable(name: str, checkpoint: int, **counts: int) -> Committable:
-    """One of sink `out` subtask 0; `p1=4` is four records in partition 1."""
-    written = tuple(Written("t", int(partition[1:]), 0, count) for partition, count in counts.items())
-    return Committable(
-        transactional_id=name, producer_id=0, epoch=0, transaction_version=2, cluster_id="", sink="out", subtask=0,
-        checkpoint=checkpoint, written=written,
-    )  # fmt: skip
+def committable(name: str, checkpoint: int = 7, **counts: int) -> Committable:
+    """`p1=4` is four records in partition 1."""
+    return committed(name, checkpoint=checkpoint, **{place: (0, count) for place, count in counts.items()})
 
 
 def outputs(keys: Iterable[str]) -> list[RecomputedOutput]:
@@ -50,17 +40,17 @@ def digit(key: bytes | None, count: int) -> int | None:
 
 def test_each_transaction_gets_its_share_in_the_order_of_the_checkpoints() -> None:
     """What was flushed for an aborted checkpoint is the first part of the interval, by its count."""
-    first, second = committable("a", 6, p0=1, p1=2), committable("b", 7, p1=1, p2=1)
-    manifest = msgspec.structs.replace(MANIFEST, committables=(second, first))
+    first, second = committable("a", 6, p0=1, p1=2), committable("b", p1=1, p2=1)
+    made = manifest(committables=(second, first), sinks=(("out", "t", 3),))
     everything = outputs("01112")
-    assert list(share_of(manifest, first, everything)) == everything[:3]
-    assert list(share_of(manifest, second, everything)) == everything[3:]
-    assert topic_of(manifest, "out") == ("t", 3)
+    assert list(share_of(made, first, everything)) == everything[:3]
+    assert list(share_of(made, second, everything)) == everything[3:]
+    assert topic_of(made, "out") == ("t", 3)
 
 
 def test_records_with_keys_go_where_the_partitioner_says_and_others_fill_the_counts() -> None:
     """Every partition gets as many as it had, those with keys their own, in order."""
-    whole = committable("a", 7, p0=2, p1=3)
+    whole = committable("a", p0=2, p1=3)
     made = outputs("0-1-1")
     places = places_of(made, digit, 3)
     assert places == [0, None, 1, None, 1]
@@ -71,9 +61,9 @@ def test_records_with_keys_go_where_the_partitioner_says_and_others_fill_the_cou
 
 def test_only_what_went_to_lost_partitions_is_produced() -> None:
     """Where one partition alone has lost its markers, the others keep what they have."""
-    whole = committable("a", 7, p0=2, p1=3)
+    whole = committable("a", p0=2, p1=3)
     made = outputs("01011")
-    lost = whole.within(committable("b", 7, p1=3))
+    lost = whole.within(committable("b", p1=3))
     places = places_of(made, digit, 3)
     assert mismatch(whole, lost, "t", places) == ""
     assert [output.value for _, output in placed(lost, "t", made, places)] == [b"1", b"3", b"4"]
@@ -91,9 +81,9 @@ def test_only_what_went_to_lost_partitions_is_produced() -> None:
 )
 def test_what_cannot_be_what_was_lost_is_refused(keys: str, lost: dict[str, int], why: str) -> None:
     """Other counts, and records that may have been in any partition when only some are lost, are named."""
-    whole = committable("a", 7, p0=2, p1=1)
+    whole = committable("a", p0=2, p1=1)
     places = places_of(outputs(keys), digit, 3)
-    assert re.search(why, mismatch(whole, whole.within(committable("b", 7, **lost)), "t", places))
+    assert re.search(why, mismatch(whole, whole.within(committable("b", **lost)), "t", places))
 
 
 def test_batches_are_taken_apart() -> None:
