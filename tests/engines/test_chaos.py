@@ -6,10 +6,10 @@ import os
 import random
 import signal
 import threading
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from running import QUICK, Run, assert_copies, assert_totals, orders
+from running import Job, orders, workers_of
 
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -38,32 +38,32 @@ class Feed(threading.Thread):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", SEEDS)
-def test_random_kills(seed: int, kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+def test_random_kills(seed: int, job_of: Callable[..., Job]) -> None:
     """Everything counts once, whoever is killed. Again: EXACTLYONCE_SEEDS=<seed> pytest tests/engines/test_chaos.py."""
     dice = random.Random(seed)
-    feeds = []
-    for topic, first in ((f"{topic_name}-in", 0), (f"{topic_name}-more", 1_000_000)):
-        kafka.create_topic(topic, 2)
-        feeds.append(Feed(kafka, topic, first))
-        feeds[-1].start()
-    arguments = ("pipelines:diamond", "--param", f"name={topic_name}", "--parallelism", "2", *QUICK)
-    job: Run = run(*arguments)
+    job = job_of("diamond", "--parallelism", "2")
+    job.kafka.create_topic(f"{job.name}-more", 2)
+    feeds = [Feed(job.kafka, f"{job.name}-{topic}", first) for topic, first in (("in", 0), ("more", 1_000_000))]
+    for feed in feeds:
+        feed.start()
+    run = job.start()
     for _ in range(KILLS):
-        workers = job.await_step("deployed")["workers"]
-        job.await_checkpoint()
-        job.await_step(dice.choice(["triggered", "acknowledged", "decided", "finalized"]))
+        run.await_step("deployed")
+        workers = workers_of(run)
+        run.await_checkpoint()
+        run.await_step(dice.choice(["triggered", "acknowledged", "decided", "finalized"]))
         threading.Event().wait(dice.uniform(0, 0.05))
         if dice.random() < 0.5:
-            job.kill()
-            job = run(*arguments)
+            run.kill()
+            run = job.start()
         else:
             os.kill(dice.choice(workers), signal.SIGKILL)
-    job.await_checkpoint()
+    run.await_checkpoint()
     for feed in feeds:
         feed.ended.set()
         feed.join()
-    job.kill()
-    assert run(*arguments, "--until", "latest").wait() == 0
-    fed = feeds[0].fed + feeds[1].fed
-    assert_totals(kafka, f"{topic_name}-out", fed)
-    assert_copies(kafka, f"{topic_name}-copies", fed)
+        job.fed += feed.fed
+    run.kill()
+    job.finish()
+    job.assert_totals()
+    job.assert_copies()
