@@ -26,12 +26,12 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker that was not started."""
-    broker = EmbeddedBroker(tmp_path / "broker", port=0)
-    yield broker
-    broker.kill()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of one broker after the other: it is prepared once."""
+    folder = tmp_path_factory.mktemp("broker")
+    yield folder
+    EmbeddedBroker(folder).kill()
 
 
 def run_python(code: str, *arguments: object) -> str:
@@ -40,11 +40,12 @@ def run_python(code: str, *arguments: object) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout.strip()
 
 
-START_AND_LEAVE = """\
+SETTINGS = {"auto.create.topics.enable": "true", "num.partitions": "3", "log.retention.hours": "1"}
+START_AND_LEAVE = f"""\
 import sys
 from pathlib import Path
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
-broker = EmbeddedBroker(Path(sys.argv[1]), port=0, lifetime=sys.argv[2])
+broker = EmbeddedBroker(Path(sys.argv[1]), port=0, settings={SETTINGS}, lifetime=sys.argv[2])
 broker.start()
 print(broker.bootstrap_servers, flush=True)
 """
@@ -52,34 +53,38 @@ print(broker.bootstrap_servers, flush=True)
 
 @pytest.mark.broker
 class TestLife:
-    def test_it_outlives_the_process_that_started_it(self, broker: EmbeddedBroker) -> None:
-        """A detached broker goes on when its starter has ended; any process sees it, and may stop it."""
-        address = run_python(START_AND_LEAVE, broker.data_dir, "detached")
-        status = broker.status()
-        assert (status.running, status.bootstrap_servers) == (True, address)
-        assert answers(address, timeout_s=LIMIT_S)
-        broker.stop()
-        assert not broker.status().running
+    def test_a_detached_one(self, folder: Path, tmp_path: Path) -> None:
+        """It goes on when its starter has ended; any process sees it, by whatever path leads to its folder, is refused
+        a second one there, and may stop it. A setting that is passed wins over the small broker's own."""
+        address = run_python(START_AND_LEAVE, folder, "detached")
+        (tmp_path / "link").symlink_to(folder)
+        (tmp_path / "folder").mkdir()
+        for path in (folder, tmp_path / "link", tmp_path / "folder" / ".." / "link"):
+            status = EmbeddedBroker(path).status()
+            assert (status.running, status.bootstrap_servers) == (True, address)
+        with pytest.raises(ConfigError, match=f"already, on {address}"):
+            EmbeddedBroker(folder, port=0).start()
+        cluster = KafkaCluster(address)
+        cluster.produce("made-by-writing", ["value"])
+        assert len(cluster.admin().list_topics("made-by-writing").topics["made-by-writing"].partitions) == 3
+        with closing(Topics(ClientConfig({"bootstrap.servers": address}))) as topics:
+            assert topics.settings("made-by-writing")["retention.ms"] == str(60 * 60 * 1000)
+        EmbeddedBroker(tmp_path / "link").stop()
+        assert not EmbeddedBroker(folder).status().running
         assert not answers(address, timeout_s=1)
 
-    def test_it_ends_with_the_process_that_asked_for_that(self, broker: EmbeddedBroker) -> None:
+    def test_one_that_ends_with_the_process_that_asked_for_that(self, folder: Path) -> None:
         """A broker of lifetime "process" is gone once its starter has been killed."""
-        code = START_AND_LEAVE + "import signal; signal.pause()"
-        starter = subprocess.Popen(
-            [sys.executable, "-c", code, str(broker.data_dir), "process"], stdout=subprocess.PIPE, text=True
-        )
-        with starter:
+        broker, code = EmbeddedBroker(folder), START_AND_LEAVE + "import signal; signal.pause()"
+        line = [sys.executable, "-c", code, str(folder), "process"]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as starter:
             assert starter.stdout
             assert starter.stdout.readline().strip() == broker.bootstrap_servers
             starter.kill()
-        wait_until(lambda: not broker.status().running)
-
-    def test_a_second_one_on_the_same_folder_is_refused(self, broker: EmbeddedBroker) -> None:
-        """Starting a broker where one runs is an error that tells where, and leaves the first alone."""
-        broker.start()
-        with pytest.raises(ConfigError, match=f"already, on {broker.bootstrap_servers}"):
-            EmbeddedBroker(broker.data_dir, port=0).start()
-        assert answers(broker.bootstrap_servers, timeout_s=LIMIT_S)
+        deadline = time.monotonic() + LIMIT_S
+        while broker.status().running:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     @pytest.mark.exhaustive
     def test_data_and_address_stay_through_restart_and_kill(
@@ -97,12 +102,6 @@ class TestLife:
         assert cluster.broker.bootstrap_servers == address
         assert [record.value for record in cluster.read_committed(topic)] == [b"first", b"second"]
 
-    def test_settings_reach_the_broker(self, own_broker: Callable[..., OwnCluster]) -> None:
-        """A setting that is passed wins over the small broker's own."""
-        cluster = own_broker({"auto.create.topics.enable": "true", "num.partitions": "3"})
-        cluster.produce("made-by-writing", ["value"])
-        assert len(cluster.admin().list_topics("made-by-writing").topics["made-by-writing"].partitions) == 3
-
     def test_death_while_starting_shows_the_end_of_the_log(self, tmp_path: Path) -> None:
         """A broker that ends at start is an error with what it wrote, and leaves no process behind."""
         (tmp_path / "topics").mkdir()
@@ -110,22 +109,6 @@ class TestLife:
         broker = EmbeddedBroker(tmp_path, port=0)
         with pytest.raises(BrokerUnavailable, match=r"(?s)ended while it started.*Stored node id 7"):
             broker.start()
-        assert not broker.status().running
-
-    def test_retention_that_is_given(self, own_broker: Callable[..., OwnCluster], topic_name: str) -> None:
-        """Retention in hours, as the help shows it, is not overruled by the small broker's own."""
-        cluster = own_broker({"log.retention.hours": "1"})
-        with closing(Topics(ClientConfig({"bootstrap.servers": cluster.bootstrap_servers}))) as topics:
-            assert topics.settings(cluster.create_topic(topic_name))["retention.ms"] == str(60 * 60 * 1000)
-
-    def test_a_folder_by_another_name(self, broker: EmbeddedBroker, tmp_path: Path) -> None:
-        """A broker is found, and stopped, by whatever path leads to its folder."""
-        (tmp_path / "elsewhere").mkdir()
-        (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
-        broker.start()
-        for path in (tmp_path / "elsewhere" / ".." / "broker", tmp_path / "link" / "broker"):
-            assert EmbeddedBroker(path).status() == broker.status()
-        EmbeddedBroker(path).stop()
         assert not broker.status().running
 
     @pytest.mark.exhaustive
@@ -141,26 +124,26 @@ class TestLife:
             broker.start()
         assert not broker.status().running
 
-    @pytest.mark.exhaustive
-    def test_a_misspelt_topic_is_no_topic(self, broker: EmbeddedBroker, topic_name: str) -> None:
+    def test_a_misspelt_topic_is_no_topic(self, kafka: KafkaCluster, topic_name: str) -> None:
         """The broker makes no topic by itself."""
-        broker.start()
+        if not isinstance(kafka, OwnCluster):
+            pytest.skip("the cluster is not an embedded broker")
         with pytest.raises(AssertionError, match="UNKNOWN_TOPIC_OR_PART"):
-            KafkaCluster(broker.bootstrap_servers).produce(topic_name, ["lost"])
+            kafka.produce(topic_name, ["lost"])
 
 
 class TestRefusals:
     def test_a_taken_port(self, tmp_path: Path) -> None:
         """A port that something else listens on is refused before anything is written for the broker."""
-        with socket.create_server((HOST, free_port())) as other:
+        with socket.create_server((HOST, 0)) as other:
             port = other.getsockname()[1]
             with pytest.raises(ConfigError, match=f"Port {port} of {HOST} is taken"):
                 EmbeddedBroker(tmp_path, port=port).start()
         assert not (tmp_path / "server.properties").exists()
 
-    def test_a_process_that_got_the_number_is_not_the_broker(self, broker: EmbeddedBroker) -> None:
+    def test_a_process_that_got_the_number_is_not_the_broker(self, tmp_path: Path) -> None:
         """Another process under the recorded number is neither reported as the broker nor stopped."""
-        broker.data_dir.mkdir()
+        broker = EmbeddedBroker(tmp_path)
         with subprocess.Popen(["sleep", "600"]) as stranger:
             (broker.data_dir / "broker.json").write_text(f'{{"pid": {stranger.pid}, "port": 9092}}')
             assert not broker.status().running
@@ -168,8 +151,9 @@ class TestRefusals:
             assert stranger.poll() is None
             stranger.kill()
 
-    def test_no_broker_has_no_address(self, broker: EmbeddedBroker) -> None:
+    def test_no_broker_has_no_address(self, tmp_path: Path) -> None:
         """The address of a broker that does not run is an error that says how to start it."""
+        broker = EmbeddedBroker(tmp_path)
         with pytest.raises(BrokerUnavailable, match="exactlyonce broker start"):
             _ = broker.bootstrap_servers
         assert broker.status().bootstrap_servers is None
@@ -232,6 +216,10 @@ class TestJava:
         assert java.java_version(java.find_java()) >= java.JAVA_VERSION_MIN
 
 
+JAVA = Path("/usr/bin/java")
+"""Only handed on: no download here starts it."""
+
+
 class TestJars:
     @pytest.fixture(autouse=True)
     def small(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +239,7 @@ class TestJars:
         """Download by a Maven that runs *script* with the target folder in `$out`."""
         target = "for a; do case $a in -DoutputDirectory=*) out=${a#*=};; esac; done\n"
         program(tmp_path / "bin" / "mvn", target + script)
-        return jars.kafka_jars(java.find_java(), self.lines.append)
+        return jars.kafka_jars(JAVA, self.lines.append)
 
     WHOLE = (
         "mkdir -p $out; printf 'content of a' > $out/a-1.jar; printf 'content of b' > $out/b-1.jar\n"
@@ -274,7 +262,7 @@ class TestJars:
                 (tmp_path / "seen").touch()
 
         with pytest.raises(BrokerUnavailable):
-            jars.kafka_jars(java.find_java(), tell)
+            jars.kafka_jars(JAVA, tell)
         assert self.lines[0] == f"Downloading Kafka {jars.KAFKA_VERSION} (24 MB, once)."
         assert re.fullmatch(r"  21 of 24 MB, \d+ s", self.lines[-1])
         assert isinstance(self.lines[-1], Passing)
@@ -309,7 +297,7 @@ class TestJars:
 
             program(tmp_path / "bin" / "mvn", "exit 1")
             with pytest.raises(BrokerUnavailable):
-                jars.kafka_jars(java.find_java(), tell)
+                jars.kafka_jars(JAVA, tell)
         assert self.lines[0] == f"Another process is downloading Kafka {jars.KAFKA_VERSION}: waiting for it."
 
     @pytest.mark.parametrize(
@@ -330,10 +318,9 @@ class TestJars:
     def test_a_killed_download_leaves_nothing_half(self, tmp_path: Path) -> None:
         """After SIGKILL in the middle of a download the next one starts over, and clears away what was left."""
         program(tmp_path / "bin" / "mvn", f"mkdir -p {self.folder}.part-x/jars; kill -9 $PPID")
+        code = "from exactlyonce.connectors.embedded import jars; jars.kafka_jars(jars.cache_dir(), print)"
         with pytest.raises(subprocess.CalledProcessError):
-            run_python(
-                "from exactlyonce.connectors.embedded import jars, java; jars.kafka_jars(java.find_java(), print)"
-            )
+            run_python(code)
         assert not self.folder.exists()
         assert len(list(self.folder.parent.glob("*.part-*"))) == 2
         assert self.download(tmp_path, self.WHOLE) == self.folder
@@ -347,11 +334,10 @@ class TestJars:
 
     def test_nothing_to_download_with(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Without Maven and without PySpark the error says what to install."""
-        found = java.find_java()
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(ConfigError, match=r"pip install 'exactlyonce\[broker\]'"):
-            jars.kafka_jars(found, self.lines.append)
+            jars.kafka_jars(JAVA, self.lines.append)
 
 
 def test_the_list_is_shared_out_whole() -> None:
@@ -379,10 +365,3 @@ def program(path: Path, script: str) -> Path:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

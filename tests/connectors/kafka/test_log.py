@@ -15,7 +15,9 @@ from kafka.record.memory_records import MemoryRecordsBuilder
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
-from exactlyonce.connectors.embedded.broker import EmbeddedBroker, free_port
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.kafka_protocol import Wire
 from exactlyonce.connectors.kafka.log import Log, RecordsGone, parse_batches
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
@@ -77,7 +79,7 @@ class TestFate:
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         end(cluster, committable, commit=True)
-        hasty = Log(cluster.config, timeout_ms=3_000)
+        hasty = Log(cluster.config, timeout_ms=10_000)
         with pytest.raises(BrokerUnavailable, match=rf"{topic}-0 readers are held at offset 0, before .* \(50\)"):
             hasty.fate(committable)
         hasty.close()
@@ -213,7 +215,7 @@ class TestRecords:
 
     def test_more_than_one_fetch(self, cluster: Any, topic: str, log: Log) -> None:
         """A transaction larger than one answer of the broker is read whole."""
-        values = [b"%06d" % number + bytes(500) for number in range(40_000)]
+        values = [b"%06d" % number + bytes(500) for number in range(20_000)]
         cluster.open(topic, topic, values)
         committable = cluster.committable(topic)
         records = log.records(committable.producer_id, committable.epoch, committable.written[1])
@@ -241,11 +243,24 @@ class TestRecords:
         with pytest.raises(RecordsGone, match="shows 0"):
             next(log.records(producer_id, epoch, written))
 
-    def test_no_broker(self, cluster: Any) -> None:
-        """Without a broker the error comes in time."""
-        config = type(cluster.config)({"bootstrap.servers": f"127.0.0.1:{free_port()}"})
+    def test_no_broker(self, nobody: str) -> None:
+        config = ClientConfig({"bootstrap.servers": nobody})
         with pytest.raises(BrokerUnavailable, match=r"for 0\.5 s"):
             next(Log(config, timeout_ms=500).records(1, 0, Written("topic", 0, 0, 1)))
+
+
+@pytest.mark.broker
+def test_a_copy_whose_records_are_gone_is_aborted(cluster: Any, topic: str, log: Log) -> None:
+    """Records of the second partition were deleted after those of the first were copied: they hold nobody back."""
+    cluster.open(topic, topic, [b"%d" % number for number in range(6)])
+    lost = cluster.committable(topic)
+    cluster.transactions.end_until_answered(topic, lost.producer_id, lost.epoch, commit=False)
+    cluster.wait_until(lambda: cluster.transactions.describe([topic])[topic].state == "CompleteAbort")
+    cluster.kafka.delete_records(topic, {1: 1})
+    name = f"{topic}-repair"
+    why = copy_transaction(cluster.config, cluster.transactions, log, lost, name, 600_000)
+    assert isinstance(why, str)
+    cluster.wait_until(lambda: cluster.transactions.describe([name])[name].state == "CompleteAbort")
 
 
 @pytest.mark.exhaustive
@@ -255,7 +270,7 @@ def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
     """Compaction takes the records of a transaction; its marker then still tells its fate, in another segment too, and
     a copy is refused."""
     quickly = {"log.cleaner.backoff.ms": "100", "log.initial.task.delay.ms": "100"}
-    broker = EmbeddedBroker(tmp_path, free_port(), quickly, lifetime="process")
+    broker = EmbeddedBroker(tmp_path, 0, quickly, lifetime="process")
     broker.start()
     try:
         cluster = cluster_at(broker.bootstrap_servers)

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException, Producer
 from exactlyonce.checkpoint.requests import Ending
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction, TransactionState
 from exactlyonce.pipeline.errors import TopicError
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
 
@@ -59,22 +60,25 @@ class TestTheTableOfAnswers:
         assert ended.state == "CompleteCommit"
         assert (ended.producer_id, ended.epoch) == (opened.producer_id, opened.epoch + 1)
         with pytest.raises(KafkaException, match=FENCED):
-            producer.commit_transaction(30)
+            producer.commit_transaction(LIMIT_S)
 
     def test_commit_again_at_once(self, cluster: Any, topic: str) -> None:
         """While the markers are being written, the same commit is answered by BUSY; then by COMPLETED."""
-        answers = set()
-        for attempt in range(50):
-            cluster.open(f"{topic}-{attempt}", topic, VALUES)
-            opened = state_of(cluster, f"{topic}-{attempt}")
+        attempts = itertools.count()
+
+        def was_busy() -> bool:
+            """Whether the second of two commits, the one right behind the other, came in time for that."""
+            name = f"{topic}-{next(attempts)}"
+            cluster.open(name, topic, VALUES)
+            opened = state_of(cluster, name)
+            ending = Ending(name, opened.producer_id, opened.epoch)
+            first, again = cluster.transactions.end_all([ending, ending], commit=True)
+            assert first is EndAnswer.COMPLETED
+            assert again in (EndAnswer.BUSY, EndAnswer.COMPLETED)
             assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
-            again = cluster.transactions.end(opened.transactional_id, opened.producer_id, opened.epoch, commit=True)
-            answers.add(again)
-            assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
-            if EndAnswer.BUSY in answers:
-                break
-        assert EndAnswer.BUSY in answers
-        assert answers <= {EndAnswer.BUSY, EndAnswer.COMPLETED}
+            return again is EndAnswer.BUSY
+
+        cluster.wait_until(was_busy)
 
     def test_commit_again_later(self, cluster: Any, topic: str) -> None:
         """A commit that was carried out long ago answers COMPLETED and changes nothing."""
@@ -209,10 +213,10 @@ class TestDescribing:
 
     def test_an_open_transaction_names_its_partitions(self, cluster: Any, topic: str) -> None:
         """An open transaction is shown with its timeout, its start and the partitions it wrote to."""
-        cluster.open(topic, topic, VALUES, transaction_timeout_ms=12_345)
+        cluster.open(topic, topic, VALUES, transaction_timeout_ms=123_456)
         opened = state_of(cluster, topic)
         assert sorted(opened.partitions) == [(topic, 0), (topic, 1)]
-        assert opened.timeout_ms == 12_345
+        assert opened.timeout_ms == 123_456
         assert opened.start_time_ms > 0
 
     def test_producers_prove_the_count(self, cluster: Any, topic: str) -> None:
@@ -281,8 +285,8 @@ def listed(transactional_id: str) -> list[ListedTransaction]:
 def write_on(zombie: Producer, topic: str) -> None:
     """Go on as a producer that has not heard that it is fenced."""
     zombie.produce(topic, b"late", partition=0)
-    zombie.flush(30)
-    zombie.commit_transaction(30)
+    zombie.flush(LIMIT_S)
+    zombie.commit_transaction(LIMIT_S)
 
 
 class TestFencing:
@@ -309,7 +313,7 @@ class TestFencing:
     def test_a_zombie_that_committed(self, cluster: Any, topic: str) -> None:
         """A producer whose transaction is complete cannot begin another, and what it committed stays."""
         zombie = cluster.open(topic, topic, VALUES)
-        zombie.commit_transaction(30)
+        zombie.commit_transaction(LIMIT_S)
         cluster.transactions.abort_listed(cluster.transactions.list(topic))
         zombie.begin_transaction()
         with pytest.raises(KafkaException, match=FENCED):
@@ -358,7 +362,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
     assert after.producer_id != before.producer_id
     assert after.epoch == 0
     with pytest.raises(KafkaException, match=FENCED):
-        zombie.commit_transaction(30)
+        zombie.commit_transaction(LIMIT_S)
     cluster.transactions.abort_listed(listed(written))
     assert end(cluster, before, commit=True) is EndAnswer.UNKNOWN
     assert cluster.visible(topic) == VALUES
@@ -396,9 +400,8 @@ def test_memory_stays(cluster: Any, topic: str) -> None:
         if round_ % 20 == 0:
             cluster.transactions.close()
     memory_kb, threads, descriptors = (after - was for after, was in zip(footprint(), before, strict=True))
-    assert memory_kb < 4_000
-    assert threads <= 0
-    assert descriptors <= 0
+    assert memory_kb < 12_000  # a client that stays takes more than a hundred, and there were two hundred cycles
+    assert (threads <= 0, descriptors <= 0) == (True, True)
     del producer
 
 
