@@ -84,7 +84,6 @@ def test_every_failpoint_of_a_run_is_in_a_row() -> None:
 
 
 def numbers(cell: str) -> set[int]:
-    """Of rows."""
     return {int(each) for each in re.findall(r"\d+", cell)}
 
 
@@ -115,5 +114,4 @@ def test_what_is_left_out_is_listed_with_the_reason(table: Callable[..., list[di
 
 
 def test_a_cell_is_written_as_it_is_named() -> None:
-    """So that one can be asked for again."""
     assert Cell(2, "worker-barrier", "kill", "diamond", "both", 2, "unaligned").name == SAMPLE[0]

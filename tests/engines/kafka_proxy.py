@@ -22,8 +22,6 @@ PRODUCE, END_TXN = 0, 26
 
 
 class Fate(Enum):
-    """Of a request."""
-
     REQUEST_LOST = "request lost"
     ANSWER_LOST = "answer lost"
     ANSWER_LATE = "answer late"
@@ -68,17 +66,14 @@ class KafkaProxy:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Its address."""
         return f"127.0.0.1:{self.port}"
 
     def arm(self, fault: Fault) -> Fault:
-        """Let it be met."""
         with self._lock:
             self._faults.append(fault)
         return fault
 
     def disarm(self, fault: Fault) -> None:
-        """Nobody meets it any more."""
         fault.released.set()
         with self._lock:
             self._faults = [each for each in self._faults if each is not fault]
@@ -90,7 +85,6 @@ class KafkaProxy:
         self._dark = False
 
     def close(self) -> None:
-        """Accept nobody any more."""
         self._server.close()
         self._cut_all()
 

@@ -25,18 +25,15 @@ class Round(msgspec.Struct):
 
 
 def begin(order: Order) -> Round:
-    """Before the first round."""
     return Round(order.id)
 
 
 def count_first(count: int | None, each: Round) -> tuple[int, Round]:
-    """In the outer loop."""
     total = (count or 0) + 1
     return total, msgspec.structs.replace(each, firsts=total)
 
 
 def count_second(count: int | None, each: Round) -> tuple[int, Round]:
-    """In the inner loop."""
     total = (count or 0) + 1
     return total, msgspec.structs.replace(each, seconds=total)
 
@@ -57,12 +54,10 @@ def goes_far(each: Round) -> bool:
 
 
 def near(each: Round) -> Round:
-    """Round the inner loop."""
     return msgspec.structs.replace(each, inner=each.inner + 1)
 
 
 def far(each: Round) -> Round:
-    """Round the outer loop."""
     return msgspec.structs.replace(each, outer=each.outer + 1, inner=0)
 
 

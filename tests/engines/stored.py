@@ -114,8 +114,6 @@ class SqliteStore:
 
 
 class SqliteSink(WriteAheadSink[Any]):
-    """Rows of a table, as JSON."""
-
     def __init__(self, path: str, delivery: Delivery = "exactly_once", label: str = "") -> None:
         self._path, self.delivery, self._label = path, delivery, label
 

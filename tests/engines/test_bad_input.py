@@ -27,14 +27,12 @@ JobOf = Callable[..., Job]
 
 
 def ended(servers: str, name: str, *arguments: str, target: str = "linear") -> Ended:
-    """A bounded run within this process."""
     bounded = ("--param", f"name={name}", "--until", "latest", *QUICK)
     return run_here(servers, f"pipelines:{target}", *bounded, *arguments)
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["nothing", "something else"])
 def test_no_broker(listens: bool) -> None:
-    """The message names the address and what to do."""
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         if listens:
@@ -71,14 +69,12 @@ def test_what_is_refused_at_the_start(
 
 
 def test_a_checkpoint_topic_that_is_not_compacted(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """Refused, with the command that fixes it."""
     job = job_of("linear")
     kafka.create_topic(f"{job.name}.checkpoints", 5)
     assert "cleanup.policy" in job.finish_here(code=USER)
 
 
 def test_more_subtasks_than_state_can_be_spread_over() -> None:
-    """Refused before anything is asked of a broker."""
     code, said = ended("127.0.0.1:1", "nobody", "--parallelism", "1000")
     assert code == USER, said
     assert "max_parallelism" in said
@@ -165,7 +161,6 @@ def test_a_stop_before_the_end_that_was_asked_for(job_of: JobOf) -> None:
 
 @pytest.mark.exhaustive
 def test_input_that_retention_has_taken(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """The gap is named, with the choices."""
     job = job_of("linear", partitions=1)
     job.feed(100)
     job.finish_here()
@@ -207,7 +202,6 @@ def _delete_the_blocks(job: Job) -> None:
     ids=["input made anew", "damaged manifest", "blocks gone", "checkpoint topic gone"],
 )
 def test_what_halts_the_next_run(act: Callable[[Job], None], texts: tuple[str, ...], job_of: JobOf) -> None:
-    """Nothing is guessed, and nothing begun anew in silence."""
     job = job_of("linear", partitions=1)
     job.feed(100)
     job.finish_here()
@@ -299,7 +293,6 @@ def test_an_aborted_and_an_open_foreign_transaction_in_the_input(kafka: KafkaClu
 
 @pytest.mark.exhaustive
 def test_a_partition_added_to_the_input(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """A new partition is read from its beginning."""
     job = job_of("linear", partitions=1)
     job.feed(50)
     job.finish_here()

@@ -18,11 +18,6 @@ def _restarted(cluster: OwnCluster) -> None:
     cluster.broker.restart()
 
 
-def _killed(cluster: OwnCluster) -> None:
-    cluster.broker.kill()
-    cluster.broker.start()
-
-
 def _away_for_a_minute(cluster: OwnCluster) -> None:
     cluster.broker.kill()
     threading.Event().wait(60)
@@ -30,7 +25,7 @@ def _away_for_a_minute(cluster: OwnCluster) -> None:
 
 
 @pytest.mark.exhaustive  # test_quiet.py has a broker that is killed
-@pytest.mark.parametrize("fault", [_restarted, _killed, _away_for_a_minute])
+@pytest.mark.parametrize("fault", [_restarted, _away_for_a_minute])
 def test_a_broker_that_comes_back(
     fault: Callable[[OwnCluster], None], stoppable: OwnCluster, job_of: Callable[..., Job]
 ) -> None:

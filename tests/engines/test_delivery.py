@@ -63,7 +63,6 @@ class Delivered:
 
 @pytest.fixture
 def delivered(job_of: Callable[..., Job], tmp_path: Path) -> Delivered:
-    """One that has not run yet."""
     return Delivered(job_of("stored:deliveries", "--param", f"folder={tmp_path}"), tmp_path)
 
 

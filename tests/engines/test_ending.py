@@ -32,7 +32,6 @@ def waiting(subtask: int, count: int) -> Progress:
 
 
 def test_who_has_written_all_ends_cleanly() -> None:
-    """However much had waited."""
     assert last_output(waiting(0, 3), AllWritten(0), AllWritten(1)) is None
     assert last_output(AllWritten(0), AllWritten(1), WorkerFailed(1, "", "close() raised")) is None
 

@@ -52,7 +52,6 @@ def waiting(job_of: Callable[..., Job], tmp_path: Path) -> Callable[..., Job]:
 
 
 def finished(job: Job, tmp_path: Path) -> None:
-    """Without the file it is exact."""
     (tmp_path / "wait").unlink()
     job.finish_here()
     job.assert_totals()

@@ -22,7 +22,6 @@ JobOf = Callable[..., Job]
 
 
 def delete(kafka: KafkaCluster, topic: str) -> None:
-    """Returns once it is gone."""
     admin = kafka.admin()  # which takes its answers with it
     admin.delete_topics([topic])[topic].result(LIMIT_S)
     topics, deadline = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})), time.monotonic() + LIMIT_S

@@ -14,8 +14,6 @@ from exactlyonce.pipeline.graph import Kind, Node
 
 
 class Now:
-    """A clock."""
-
     now_s = 10.0
 
     def __call__(self) -> float:
@@ -23,14 +21,12 @@ class Now:
 
 
 def channel(now: Now, pause_ms: int = 0) -> LoopChannel:
-    """Of a loop that rests so long."""
     return LoopChannel(
         Node("retry", Kind.FEEDBACK, pause_ms=pause_ms), Node("try", Kind.MAP, location="here.py:7"), now
     )
 
 
 def test_what_rests_comes_when_its_pause_is_over() -> None:
-    """In its order, and a barrier behind it."""
     now = Now()
     loop = channel(now, pause_ms=500)
     loop.send(b"a", 1)
@@ -45,7 +41,6 @@ def test_what_rests_comes_when_its_pause_is_over() -> None:
 
 
 def test_a_capture_has_what_rests_and_does_not_wait_for_it() -> None:
-    """It is whole once the barrier has been sent, wherever the pause stands."""
     loop = channel(Now(), pause_ms=500)
     loop.send(b"a", 1)
     capture = loop.capture(1)
@@ -58,7 +53,6 @@ def test_a_capture_has_what_rests_and_does_not_wait_for_it() -> None:
 
 
 def test_a_loop_that_breeds_ends_the_job_and_names_who_feeds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was taken does not count; bytes do as well as records."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 100)
     loop = channel(Now())
     loop.send(b"a", 100)
@@ -103,7 +97,6 @@ def test_what_is_taken_over_again_and_again_does_not_add_up(monkeypatch: pytest.
 
 
 def test_the_bounds_are_those_that_the_page_says() -> None:
-    """docs/pipelines.md has their numbers."""
     page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
     for said in (
         f"{loops.ROUND_RECORDS_MAX:,} records",

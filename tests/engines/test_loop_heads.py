@@ -70,7 +70,6 @@ class Head:
             channel.send(CODEC.encode(Batch([record], [ORIGIN], None)), 1)
 
     def steps(self) -> list[str]:
-        """What is taken until nothing more is."""
         self.taken.clear()
         while self.subtask.step():
             pass
@@ -78,7 +77,6 @@ class Head:
 
 
 def test_what_goes_round_is_taken_between_any_two_of_what_is_new() -> None:
-    """Neither keeps the other waiting."""
     head = Head()
     head.send(head.new, "n1", "n2", "n3")
     head.send(head.loop, "r1", "r2")
@@ -86,7 +84,6 @@ def test_what_goes_round_is_taken_between_any_two_of_what_is_new() -> None:
 
 
 def test_nothing_new_is_taken_while_too_much_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What rests counts; it goes on when there is less."""
     monkeypatch.setattr(task, "ROUND_RECORDS_MAX", 2)
     head = Head(pause_ms=500)
     head.send(head.loop, "r1", "r2")
@@ -101,7 +98,6 @@ def test_nothing_new_is_taken_while_too_much_goes_round(monkeypatch: pytest.Monk
 
 
 def test_what_lies_before_a_barrier_is_taken_however_much_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else no checkpoint would complete while records are tried again and again."""
     monkeypatch.setattr(task, "ROUND_RECORDS_MAX", 0)
     head = Head(pause_ms=500)
     head.send(head.loop, "r1")
@@ -117,7 +113,6 @@ def test_what_lies_before_a_barrier_is_taken_however_much_goes_round(monkeypatch
 
 
 def test_nothing_comes_round_behind_the_last_barrier() -> None:
-    """It is in the checkpoint, for the next run."""
     head = Head()
     frame = BarrierFrame(1, 0)
     head.subtask.triggered(frame, None, final=True)
@@ -130,7 +125,6 @@ def test_nothing_comes_round_behind_the_last_barrier() -> None:
 
 
 def test_what_went_round_at_a_restart_comes_before_what_comes_round() -> None:
-    """And between any two of what is new, as ever."""
     head = Head(restored=["o1", "o2", "o3"])
     head.send(head.new, "n1", "n2")
     head.send(head.loop, "r1", "r2")

@@ -32,7 +32,6 @@ ACCOUNTS = [f"a{i}" for i in range(9)]
 
 
 def manifests(kafka: KafkaCluster, name: str) -> tuple[list[Manifest], Any]:
-    """Those that are retained, and what reads their blocks."""
     client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     found = list(read_history(client.confluent(), name).retained)
     return found, block_storage(client, find_topic(client.confluent(), name), found[-1].storage)
@@ -59,7 +58,6 @@ def sum_of_money(manifest: Manifest, blocks: Any) -> int:
 
 
 def loops_with_records(kafka: KafkaCluster, name: str) -> set[str]:
-    """Those that have some in the newest checkpoint."""
     found, blocks = manifests(kafka, name)
     return {each.loop for log in found[-1].channel_logs for each in frames_of(log, blocks)}
 
@@ -161,7 +159,6 @@ def orders_to_retry(kafka: KafkaCluster, name: str) -> tuple[str, ...]:
 
 
 def command(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What another command says."""
     capsys.readouterr()
     assert main([*arguments, "--bootstrap-servers", kafka.bootstrap_servers]) == 0
     return capsys.readouterr().out

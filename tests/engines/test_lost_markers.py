@@ -71,7 +71,6 @@ class Stage:
         )  # fmt: skip
 
     def state(self, transactional_id: str) -> TransactionState:
-        """What the broker takes it for."""
         state = self.transactions.describe([transactional_id])[transactional_id]
         assert state is not None
         return state

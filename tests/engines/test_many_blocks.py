@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
@@ -14,7 +13,6 @@ from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.records.encoding import decode, encode
 from exactlyonce.checkpoint.records.manifest import MANIFEST_SIZE_MAX, BlockRef, ChannelLog, Manifest
 from exactlyonce.checkpoint.references import listed_by, named_by, references_of
-from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.engines import in_flight
@@ -31,15 +29,6 @@ from exactlyonce.pipeline.graph import Kind, Node
 CODEC = BatchCodec(int)
 RECORDS = 40
 LOOP = ">back:0"
-
-
-@pytest.fixture
-def storage(tmp_path: Path) -> Iterator[FileStorage]:
-    """Of one pipeline."""
-    found = FileStorage(LocalFolder(tmp_path, "blocks"))
-    found.check()
-    yield found
-    found.close()
 
 
 @pytest.fixture
@@ -79,7 +68,6 @@ def _nobody(batch: Batch) -> None:
 
 
 def of(log: ChannelLog, manifest_of: Callable[..., Manifest]) -> Manifest:
-    """A checkpoint that has no more."""
     return manifest_of("totals", channel_logs=(log,))
 
 

@@ -1,4 +1,7 @@
-"""Blocks that nobody refers to are gone after the next completed checkpoint, whoever died over them."""
+"""Blocks that nobody refers to are gone after the next completed checkpoint, whoever died over them.
+
+The kills of a coordinator in test_stores.py, and those of the crash matrix, ask for the same.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +28,6 @@ def test_a_worker_that_died_with_large_blocks(job_of: Callable[..., Job], failpo
         job.finish(env=env)
     assert (tmp_path / "fired" / "worker-blocks").exists()
     assert unreferenced_blocks(job.kafka, job.name) == set()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("place", "nth"), [("coordinator-decided", 3), ("coordinator-committed", 1), ("coordinator-triggered", 3)]
-)
-def test_a_coordinator_that_died(
-    place: str, nth: int, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
-) -> None:
-    """Whatever lies between its death and its last finalized mark is found by the next incarnation."""
-    job = job_of("linear", "--parallelism", "2")
-    job.feed(6000)
-    assert job.start(env=failpoint(place, nth=nth)).wait() == -9
-    assert (tmp_path / "fired" / place).exists()
-    job.finish()
-    assert unreferenced_blocks(job.kafka, job.name) == set()
-    job.assert_totals()
 
 
 @pytest.mark.exhaustive

@@ -36,7 +36,6 @@ def steps(pace: Pace, cost_s: Callable[[int], float], count: int) -> list[int]:
 
 
 def test_a_fast_slice_is_followed_by_one_of_twice_its_size_up_to_the_most() -> None:
-    """From 4 records it takes nine slices to 2,000."""
     assert steps(slice_pace(), lambda _: 4e-6, 10) == [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2000, 2000]
 
 
@@ -57,7 +56,6 @@ def test_a_slice_that_was_slow_shrinks_the_next_at_once() -> None:
 
 @pytest.mark.parametrize("elapsed_s", [0.0, 1e-12, 1e6])
 def test_a_pace_is_always_between_one_and_the_most(elapsed_s: float) -> None:
-    """Also when no time passed by the clock, or a day."""
     pace = slice_pace()
     for _ in range(40):
         pace.took(pace.size, elapsed_s)
@@ -65,8 +63,6 @@ def test_a_pace_is_always_between_one_and_the_most(elapsed_s: float) -> None:
 
 
 class Number(msgspec.Struct):
-    """A record."""
-
     n: int
 
 

@@ -20,14 +20,10 @@ ORIGIN = "topic"
 
 
 class Row(msgspec.Struct):
-    """What is written."""
-
     customer: str
 
 
 class NoBlocks:
-    """Nothing waits in the checkpoint topic."""
-
     def fetch(self, refs: Any) -> list[Any]:
         assert list(refs) == []
         return []

@@ -37,7 +37,6 @@ def test_clients_are_made_in_one_place(repository: list[Path]) -> None:
 
 
 def _clients(tree: ast.Module) -> set[str]:
-    """Those of confluent-kafka that a module imports."""
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     theirs = (node for node in imports if (node.module or "").startswith("confluent_kafka"))
     return {alias.name for node in theirs for alias in node.names} & {*CLIENTS}

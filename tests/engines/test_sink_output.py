@@ -35,8 +35,6 @@ class Columns:
 
 
 class Written(NamedTuple):
-    """Takes all."""
-
     outputs: list[Any]
 
     def write(self, outputs: Any) -> None:
@@ -114,6 +112,5 @@ def test_only_none_is_a_tombstone(value: float) -> None:
 
 
 def test_headers_that_raise_are_told_as_the_users() -> None:
-    """As a key that does."""
     encoder = KafkaSink[Total]("totals", headers=lambda total: [("a", total.nothing)]).encoder(Total)  # type: ignore[attr-defined]  # it has none
     assert refusal(encoder, Total("ann", 1)).startswith("headers= of sink 'table' raised AttributeError")

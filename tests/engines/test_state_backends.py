@@ -23,7 +23,6 @@ def tiered(folder: Path) -> tuple[str, ...]:
 
 
 def feed(job: Job, count: int = 4_000) -> None:
-    """Some more orders of many customers."""
     job.feed(count, customers=CUSTOMERS)
 
 
@@ -59,7 +58,6 @@ def test_killed_at_a_step(name: str, job_of: Callable[..., Job], failpoint: Any,
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 40 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", str(disk)], capture_output=True)
@@ -72,7 +70,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """A file that leaves 2 MB."""
     stat = os.statvfs(disk)
     ballast = disk / "ballast"
     ballast.write_bytes(bytes(stat.f_bavail * stat.f_frsize - (2 << 20)))

@@ -184,7 +184,8 @@ def test_a_pipeline_that_was_reset(stored: Stored) -> None:
 
 @pytest.mark.exhaustive
 def test_an_aborted_checkpoint(stored: Stored, tmp_path: Path) -> None:
-    """What was set aside for it is carried by the next one, at whose decision it is committed."""
+    """What was set aside and flushed for it is carried by the next one, at whose decision it is committed: nothing
+    restarts."""
     job = stored.job
     job.feed(1000)
     slow = ("--parallelism", "2", "--checkpoint-timeout", "2s", "--tolerable-failed", "50")
@@ -192,6 +193,9 @@ def test_an_aborted_checkpoint(stored: Stored, tmp_path: Path) -> None:
     run.await_checkpoint()
     job.fed += abort_while_a_worker_sleeps(run, job.kafka, job.topic, tmp_path, len(job.fed))
     run.await_checkpoint()
+    restarts = [line for line in run.said.splitlines() if "restarting" in line]
+    starved = ("no producer was ready", "no checkpoint could be triggered")
+    assert all(any(each in line for each in starved) for line in restarts), "nothing but what the feeding went on after"
     stop(run)
     stored.job.finish("--param", f"folder={tmp_path}")
     stored.assert_exact()

@@ -50,14 +50,12 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
 
 @pytest.fixture
 def aside(held: Held) -> Iterator[StoresAside]:
-    """It is asked aside."""
     yield (made := StoresAside(held, held.close))
     held.ends.set()
     made.close()
 
 
 def answer(aside: StoresAside, request: ask.Request) -> Any:
-    """Asked until it is there."""
     while isinstance(found := aside(request), UnderWay):
         continue
     return found
@@ -109,6 +107,5 @@ def test_the_end_waits_for_what_is_under_way(held: Held) -> None:
 
 
 def test_other_requests_are_not_its(held: Held, aside: StoresAside) -> None:
-    """They are for somebody else."""
     assert aside(ask.Reached("store-committed")) is NotImplemented
     assert held.asked == []

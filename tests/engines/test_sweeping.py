@@ -27,7 +27,7 @@ from exactlyonce.pipeline.loading import load_reference
 
 pytestmark = pytest.mark.broker
 
-IDS = 1_000
+IDS = 300
 
 
 class Watched:
@@ -83,7 +83,7 @@ def initialize(kafka: Any, ids: list[str]) -> None:
 
 
 def test_ids_of_an_earlier_attempt_are_ended_once(kafka: Any, topic_name: str, watched: Watched) -> None:
-    """A thousand ids of an earlier attempt of this incarnation are ended by its first sweep and no later one, but for
+    """Hundreds of ids of an earlier attempt of this incarnation are ended by its first sweep and no later one, but for
     one that a zombie has initialised since."""
     ids = [f"eo:{topic_name}:out:{number}:3.0:0" for number in range(IDS)]
     initialize(kafka, ids)
@@ -149,7 +149,6 @@ class TestHeartbeats:
     def test_one_whose_outcome_is_unknown_ends_the_incarnation(
         self, act: Any, leader: PipelineLeader, monkeypatch: Any
     ) -> None:
-        """The next incarnation reads what is true."""
         monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.UNKNOWN))
         with pytest.raises(Undetermined, match="is not known"):
             act(leader)

@@ -27,11 +27,9 @@ class Away:
     """Connections to brokers of which none answers."""
 
     def end_all(self, endings: Any, *, commit: bool) -> Any:
-        """Nobody is there."""
         raise BrokerUnavailable("127.0.0.1:9092 does not answer")
 
     def producers(self, partitions: Any) -> Any:
-        """Nobody is there."""
         raise BrokerUnavailable("127.0.0.1:9092 does not answer")
 
 

@@ -54,7 +54,6 @@ def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
 
 
 def newest_checkpoint(kafka: KafkaCluster, pipeline: str) -> Manifest:
-    """As it was decided."""
     return read_history({"bootstrap.servers": kafka.bootstrap_servers}, pipeline).retained[-1]
 
 

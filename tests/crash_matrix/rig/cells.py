@@ -49,8 +49,6 @@ HELD_S = 1.0
 
 @dataclass(frozen=True)
 class Cell:
-    """One of the matrix."""
-
     row: int
     fault: str
     action: str
@@ -61,12 +59,10 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As it is written down."""
         return "/".join(map(str, asdict(self).values()))
 
     @property
     def way(self) -> Crash | Request:
-        """What it is made with."""
         (row,) = [each for each in ROWS if each.number == self.row]
         (way,) = [each for each in row.ways if each.name == self.fault]
         return way
@@ -140,14 +136,12 @@ class Trial:
     # --- what happens -------------------------------------------------------------------------------------------
 
     def feed(self, number: int = FEED) -> None:
-        """More orders, some to each input."""
         more = orders(number, first=len(self.fed))
         for place, each in enumerate(self._inputs):
             self.servers.kafka.produce(f"{self.name}-{each}", more[place :: len(self._inputs)])
         self.fed += more
 
     def run(self, *arguments: str, parallelism: int | None = None, armed: Mapping[str, str] | None = None) -> Run:
-        """Begin an incarnation."""
         cell = self.cell
         parameters = {"name": self.name, "shape": cell.shape, "sinks": cell.sinks, "commit": cell.way.commit}
         dsn = self.servers.postgres.dsn("postgres")
@@ -180,7 +174,6 @@ class Trial:
         )
 
     def end(self, run: Run) -> None:
-        """Let it end cleanly."""
         run.process.terminate()
         assert run.wait() == 0, run.said
 
@@ -195,7 +188,6 @@ class Trial:
             self.servers.postgres.execute(f"DROP TABLE {table(self.name, each)}")
 
     def close(self) -> None:
-        """Nothing of it goes on."""
         for reader in self._readers.values():
             reader.end()
         for fault in self._faults:

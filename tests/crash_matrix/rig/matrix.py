@@ -38,8 +38,6 @@ Result = dict[str, Any]
 
 
 class Results:
-    """Of one commit, by name of cell or test."""
-
     def __init__(self, file: Path, known: Iterable[Result]) -> None:
         """What *file* has, and what is *known* besides."""
         self._file = file
@@ -52,7 +50,6 @@ class Results:
         return name in self.found and bool(self.found[name]["passed"])
 
     def add(self, result: Result) -> None:
-        """Keep it."""
         self.found[result["name"]] = result
         with self._file.open("a") as file:
             file.write(json.dumps(result) + "\n")
@@ -123,7 +120,6 @@ def main() -> int:
 
 
 def tell(results: Results, result: Result, progress: str) -> None:
-    """Keep a result, and show it."""
     results.add(result)
     verdict = "passed" if result["passed"] else f"FAILED {result['failure'][:300]}"
     print(f"{progress}: {result['name']}: {verdict} ({result['seconds']} s)", flush=True)
