@@ -12,30 +12,42 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / store / "rig") for store in ("", "postgres", "mysql")]
+sys.path.insert(0, str(HERE / "redis" / "serving"))
 
 
 @pytest.fixture(scope="session")
-def database_server() -> Iterator[Callable[[str], Any]]:
-    """`database_server("postgres")`, or "mariadb", which is started when it is first asked for."""
+def database_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    """`database_server("postgres")`, or "mariadb" or "redis", which is started when it is first asked for."""
     servers: dict[str, Any] = {}
 
     def started(name: str) -> Any:
-        if name in servers:
-            return servers[name]
-        if name == "postgres":
-            pytest.importorskip("psycopg")
-            from postgres_server import PostgresServer
+        if name not in servers:
+            servers[name] = {"postgres": postgres, "mariadb": mariadb, "redis": redis}[name]()
+        return servers[name]
 
-            server: Any = PostgresServer()
-        else:
-            pytest.importorskip("pymysql")
-            from mariadb_server import MariaDB, required
+    def postgres() -> Any:
+        pytest.importorskip("psycopg")
+        from postgres_server import PostgresServer
 
-            required()
-            server = MariaDB()
+        server = PostgresServer()
         server.start()
-        servers[name] = server
         return server
+
+    def mariadb() -> Any:
+        pytest.importorskip("pymysql")
+        from mariadb_server import MariaDB, required
+
+        required()
+        server = MariaDB()
+        server.start()
+        return server
+
+    def redis() -> Any:
+        pytest.importorskip("redis")
+        from redis_server import RedisServer, skip_without_a_server
+
+        skip_without_a_server()
+        return RedisServer(tmp_path_factory.mktemp("redis"))
 
     yield started
     for server in servers.values():

@@ -24,7 +24,6 @@ KILLS = 6
 
 
 def holding(job: Job) -> list[str]:
-    """The sinks whose store has any rows."""
     stored: dict[str, list[Row]] = {f"files-{each}": job.servers.filed(job.name, each) for each in FORMATS}
     for store in STORES:
         target = f"{job.name}:totals" if store == "redis" else table(job.name, "append")

@@ -41,7 +41,6 @@ def test_the_fence_is_one_file(target) -> None:
 
 @pytest.mark.usefixtures("renaming")
 def test_a_name_that_exists_is_not_overwritten(target, totals) -> None:
-    """A file of somebody else under a name that is to be published stays, is named, and nothing else is published."""
     committer = target.led()
     committable = target.staged(1, totals(1))
     (listing,) = target.root.glob("staged/*/1.files")
@@ -58,7 +57,6 @@ def test_a_name_that_exists_is_not_overwritten(target, totals) -> None:
 @pytest.mark.usefixtures("renaming")
 @pytest.mark.parametrize("content", ["old", "new, and another"])
 def test_renaming_never_overwrites(tmp_path, content) -> None:
-    """A rename onto a name that exists is refused by either way, and both files stay."""
     (tmp_path / "old").write_text("old")
     (tmp_path / "new").write_text(content)
     with pytest.raises(FileExistsError):
@@ -99,7 +97,6 @@ def _dying_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[Path,
 
 
 def test_a_staged_file_that_is_gone_is_an_error_that_says_so(make_target, totals, stage) -> None:
-    """A file that another program removed before the commit is named, and nothing of the committable is published."""
     target = make_target(roll_bytes=1 << 10)
     committer = target.led()
     opened = target.open()
@@ -117,7 +114,6 @@ def test_a_staged_file_that_is_gone_is_an_error_that_says_so(make_target, totals
 
 
 def test_a_staged_file_that_was_changed_is_an_error(target, totals) -> None:
-    """A file that is shorter than what was written is not published."""
     committer = target.led()
     committable = target.staged(1, totals(1, 2))
     (path,) = target.root.glob("staged/*/1.jsonl")
@@ -128,7 +124,6 @@ def test_a_staged_file_that_was_changed_is_an_error(target, totals) -> None:
 
 
 def test_a_list_that_is_gone_or_changed_is_an_error(target, totals) -> None:
-    """The list of a committable's files is the one that was written, or nothing is published."""
     committer = target.led()
     committable = target.staged(1, totals(1))
     (path,) = target.root.glob("staged/*/1.files")
@@ -141,7 +136,6 @@ def test_a_list_that_is_gone_or_changed_is_an_error(target, totals) -> None:
 
 
 def test_files_that_a_reader_has_moved_are_not_published_again(target, totals) -> None:
-    """Once the entry is written, files may be moved away: a commit that is asked again does not bring them back."""
     committer = target.led()
     committable = target.staged(1, totals(1))
     committer.commit(committable, 1, ORIGIN)
@@ -178,7 +172,6 @@ def test_a_folder_in_the_place_of_the_one_that_was_fenced_is_not_written_to(targ
 
 
 def test_a_folder_of_a_partition_that_is_a_file_is_an_error(make_target, totals) -> None:
-    """A file where the folder of a partition is to be is named."""
     target = make_target(partition_by=("customer",))
     committer = target.led()
     committable = target.staged(1, totals(1))
@@ -207,7 +200,6 @@ def test_staged_files_do_not_grow_over_crashed_incarnations(target, totals, monk
 
 
 def test_cleaning_keeps_what_is_of_this_attempt_and_of_newer_ones(target, totals) -> None:
-    """What this attempt has set aside, or a newer one, or another program, stays where it is."""
     committer = target.led(3)
     for incarnation, attempt in [(1, 9), (3, 1), (3, 2), (4, 1)]:
         target.staged(1, totals(1), incarnation=incarnation, attempt=attempt)
@@ -217,7 +209,6 @@ def test_cleaning_keeps_what_is_of_this_attempt_and_of_newer_ones(target, totals
 
 
 def test_cleaning_removes_entries_that_were_being_written(target) -> None:
-    """What a dead coordinator left half-written goes, what this one writes does not."""
     committer = target.led(3)
     for name in ("2-0-7-abc", "3-0-7-abc"):
         (target.root / "temporary" / name).touch()

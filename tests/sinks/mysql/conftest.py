@@ -18,16 +18,6 @@ def mariadb(database_server: Callable[[str], Any]) -> Any:
 
 
 @pytest.fixture
-def proxy(mariadb: Any) -> Iterator[Any]:
-    """A proxy before the server."""
-    from statement_proxy import StatementProxy
-
-    made = StatementProxy(mariadb.port)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def stores(mariadb: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """`stores(type_, dsn=..., table="totals", ...)`: a store of the sink with these arguments, closed with the test."""
     from exactlyonce.sinks.mysql.sink import MySQLSink

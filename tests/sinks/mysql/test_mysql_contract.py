@@ -27,7 +27,5 @@ class TestAppend(OnMariaDB):
 
 @pytest.mark.exhaustive
 class TestUpsert(OnMariaDB):
-    """A row replaces the one with its key."""
-
     mode = "upsert"
     keyed = True

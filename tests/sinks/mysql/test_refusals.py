@@ -89,7 +89,6 @@ def test_a_user(
 
 @pytest.mark.parametrize("act", ["check", "encoder"])
 def test_a_missing_table(stores: Stores, act: str) -> None:
-    """Both ways to get it are named."""
     texts = ("no table totals at 127.0.0.1:", "Create it, give the sink create=True, or GRANT INSERT")
     refused(getattr(stores(Total), act), StoreError, *texts)
 

@@ -39,7 +39,5 @@ class TestAppend(OnOneDatabase):
 
 @pytest.mark.exhaustive
 class TestUpsert(OnOneDatabase):
-    """A row replaces the one with its key."""
-
     mode = "upsert"
     keyed = True

@@ -352,7 +352,7 @@ def test_row_level_security_at_the_start(database: Database, role: str) -> None:
     database.execute("GRANT ALL ON SCHEMA public TO clerk")
     refused(database.store(create=False).check, StoreError, "row-level security")
     database.execute("ALTER TABLE totals OWNER TO clerk; INSERT INTO totals VALUES ('ann', 1)")
-    deletes = {"mode": "delete", "key": ("customer",)}
+    deletes: dict[str, Any] = {"mode": "delete", "key": ("customer",)}
     store = database.ready(**deletes)
     assert store.apply(chunks(store, [Total("ann", 0)]), entry(1))
     assert database.totals() == []

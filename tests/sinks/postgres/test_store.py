@@ -111,8 +111,6 @@ def test_a_table_that_another_takes_the_place_of_takes_rows(database: Database) 
 
 
 class Lasting(msgspec.Struct, frozen=True):
-    """A row whose span a column may cut."""
-
     customer: str
     lasts: timedelta
 

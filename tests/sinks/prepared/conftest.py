@@ -19,7 +19,6 @@ sys.path[:0] = RIGS
 def preparing(
     request: pytest.FixtureRequest, database_server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """A server, empty; see `Preparing`."""
     for driver in ("psycopg", "pymysql"):
         pytest.importorskip(driver)
     from preparing import PreparingMariaDB, PreparingPostgres

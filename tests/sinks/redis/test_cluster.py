@@ -36,7 +36,6 @@ def gather(*servers: RedisServer) -> None:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A cluster of one server."""
     skip_without_a_server()
     server = RedisServer(tmp_path_factory.mktemp("cluster"), **{"cluster-enabled": "yes"})
     gather(server)
@@ -45,7 +44,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 def test_a_cluster_asks_for_a_hash_tag(node: RedisServer) -> None:
-    """The check says how to give one."""
     with pytest.raises(StoreError, match=r'hash_tag="totals", and let key= begin every key with \{totals\}'):
         store_of(node.url).check()
 

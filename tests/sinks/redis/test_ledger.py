@@ -33,7 +33,7 @@ def test_an_answer_that_is_lost_and_lands_late(server: RedisServer) -> None:
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match="Timeout"):
             store.apply(chunks, entry(1))
-    server.resume()
+    server.go_on()
     a_stream(server).apply(chunks, entry(1))
     assert not a_stream(server).apply(chunks, entry(1))
     assert sums(server) == list(range(10))
@@ -52,7 +52,7 @@ def test_a_part_that_lands_late_changes_nothing(server: RedisServer) -> None:
 
     with pytest.raises(StoreUnavailable):
         store.apply(paused_on_the_way(), entry(1))
-    server.resume()
+    server.go_on()
     assert len(sums(server)) in (3, 6)
     assert server.client.hget(LEDGER, "0:checkpoint") is None
     other_size = a_stream(server, part_rows=4)
@@ -177,14 +177,13 @@ def test_an_answer_that_was_not_read_is_taken_for_no_other(server: RedisServer) 
             store.apply(chunks_of(store, totals(1)), entry(2))
     finally:
         signal.signal(signal.SIGALRM, before)
-        server.resume()
+        server.go_on()
     assert store.fence("shop", "totals", 1, "t")[0] in (1, 2)
     store.apply(chunks_of(store, totals(1)), entry(2))
     assert sums(server) == [0, 0]
 
 
 def test_a_key_of_the_ledger_that_holds_something_else(server: RedisServer) -> None:
-    """It is refused, and left as it is."""
     server.client.set(LEDGER, "mine")
     with pytest.raises(Exception, match="WRONGTYPE"):
         store_of(server.url).apply(chunks_of(store_of(server.url), [Total("ann", 1)]), entry(1))

@@ -28,7 +28,6 @@ ALLOWED = [
 
 
 def with_user(server: RedisServer, *rules: str) -> str:
-    """The URL of a user with these rules."""
     known = [rule for rule in rules if rule != "+waitaof" or server.has_waitaof]
     server.client.acl_setuser("sink", enabled=True, reset=True, passwords=[f"+{CANARY}"])
     server.client.execute_command("ACL", "SETUSER", "sink", *known)
@@ -82,7 +81,7 @@ def test_a_server_that_is_away(own_server: Own) -> None:
     server.pause()
     for act in (store.check, lambda: store.fence("shop", "totals", 1, "t"), lambda: store.apply([], entry(1))):
         refused(act, StoreUnavailable, "Timeout")
-    server.resume()
+    server.go_on()
     assert store_of(server.url).fence("shop", "totals", 1, "t") in ({}, {0: 1})  # what was asked may have been done
 
 
@@ -257,7 +256,6 @@ def test_a_server_at_a_limit(own_server: Own, settings: Mapping[str, str], act: 
 
 
 def test_a_script_of_somebody_else(own_server: Own) -> None:
-    """BUSY, while it runs."""
     server = own_server(**{"busy-reply-threshold": "50"})
     store = begun(store_of(server.url))
     other = server.client.connection_pool.get_connection()
@@ -272,7 +270,6 @@ def test_a_script_of_somebody_else(own_server: Own) -> None:
 
 
 def test_a_server_that_loads_its_data(own_server: Own) -> None:
-    """LOADING, until it has."""
     server = own_server(appendonly="no")
     store = store_of(server.url, durable=False)
     store.write(chunks_of(store, totals(3_000)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from table_stores import Tables, Total, entry
+from table_stores import TOTALS, Tables, Total, entry, on_mariadb
 
-from exactlyonce.pipeline.errors import Fenced
+from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StoreError
 
 
 def test_the_last_row_of_a_key_wins(tables: Tables) -> None:
@@ -57,3 +57,74 @@ def test_an_older_incarnation_is_told_which_has_taken_over(tables: Tables) -> No
     newer.fence("p", "s", 3, "topic-1")
     with pytest.raises(Fenced, match=r"has incarnation 3: .*from incarnation 1"):
         zombie.apply(tables.chunks(zombie), entry(1))
+
+
+# --- on MariaDB -------------------------------------------------------------------------------------------------------
+
+LEDGER_OF_MYISAM = """CREATE OR REPLACE TABLE exactlyonce_ledger (pipeline VARCHAR(9), sink VARCHAR(9), subtask INT,
+checkpoint BIGINT, incarnation BIGINT, origin VARCHAR(9), PRIMARY KEY (pipeline, sink, subtask)) ENGINE=MyISAM"""
+
+
+@on_mariadb
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("DELETE FROM exactlyonce_ledger", "has lost its rows of pipeline p, sink s, since this run began"),
+        ("DROP TABLE exactlyonce_ledger", "exactlyonce_ledger at .* is gone"),
+        (LEDGER_OF_MYISAM, "has the engine MyISAM; it is to be one of InnoDB"),
+        ("ALTER TABLE totals ENGINE=MyISAM", "table totals at .* has the engine MyISAM; it is to be one of InnoDB"),
+    ],
+)
+def test_a_ledger_lost_during_the_run_stops_it(tables: Tables, statement: str, said: str) -> None:
+    """Without its rows, or the transactions that they stand on, nothing is written."""
+    waiting = tables.chunks(tables.ready())
+    tables.sql(statement)
+    with pytest.raises(StoreError, match=said):
+        tables.store().apply(waiting, entry(1))
+    assert tables.totals() == []
+
+
+@on_mariadb
+def test_a_failure_leaves_neither_rows_nor_ledger(tables: Tables) -> None:
+    """What is no row undoes all of the apply; the next apply does it."""
+    store = tables.ready("upsert")
+    good, _ = tables.chunks(store)
+    mark = good[: good.index(b"(")]
+    for bad, kind, said in (
+        (mark + b"('x',2,3),\f", StoreError, "Column count doesn't match"),
+        (good + b"('x',2),\f", StoreError, "encoded for other types"),
+        (good + b"('x',2)", InvariantViolation, "Chunks consist of whole rows"),
+    ):
+        with pytest.raises(kind, match=said):
+            store.apply([good, bad], entry(1))
+    assert (tables.totals(), store.fence("p", "s", 1, "topic-1")) == ([], {})
+    assert store.apply([good], entry(1))
+    assert tables.totals() == TOTALS[:2]
+
+
+@on_mariadb
+def test_a_chunk_larger_than_a_packet_is_several_statements(tables: Tables) -> None:
+    """Rows go in as many statements as max_allowed_packet asks for; one that is no longer taken is named."""
+    store = tables.ready()
+    encoded = [b"".join(store.encoder().encode([Total("c" * 5000 + str(n), n) for n in range(400)]))]
+    assert len(encoded[0]) > 1 << 20
+    tables.sql("SET GLOBAL max_allowed_packet = 16384")
+    try:
+        assert tables.store().apply(encoded, entry(1))
+        counted = "SELECT count(*), count(DISTINCT customer), sum(cents) FROM totals"
+        assert tables.sql(counted) == [(400, 400, 79800)]
+        tables.sql("SET GLOBAL max_allowed_packet = 4096")
+        with pytest.raises(StoreError, match="longer than the server now takes: its max_allowed_packet is 4096"):
+            tables.store().apply(encoded, entry(2))
+    finally:
+        tables.sql("SET GLOBAL max_allowed_packet = 16777216")
+    assert tables.sql("SELECT count(*) FROM totals") == [(400,)]
+
+
+@on_mariadb
+def test_a_zero_stays_zero_where_numbers_are_given_out(tables: Tables) -> None:
+    """In an AUTO_INCREMENT column 0 is written as 0, and not as the next number."""
+    tables.sql("CREATE TABLE totals (cents INT AUTO_INCREMENT PRIMARY KEY, customer VARCHAR(20))")
+    store = tables.ready()
+    store.write(store.encoder().encode([Total("ann", 0), Total("bob", 5)]))
+    assert tables.totals() == [("ann", 0), ("bob", 5)]

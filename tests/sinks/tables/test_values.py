@@ -6,7 +6,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from table_stores import ORIGIN, Tables, Total, entry
+from table_stores import ORIGIN, Tables, Total, entry, on_mariadb, on_postgres
 
 from exactlyonce.pipeline.errors import StoreError
 
@@ -168,7 +168,6 @@ class Filled:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_every_value_comes_back_or_is_refused(tables: Tables, data: st.DataObject) -> None:
-    """Any value that fields may have, in every kind of column."""
     if not tables.filled:
         tables.filled.append(Filled(tables, COLUMNS[tables.name]))
     numbers = st.sampled_from(range(len(COLUMNS[tables.name])))
@@ -209,7 +208,6 @@ FITS: dict[str, list[tuple[Any, str, Sequence[Any]]]] = {
 
 
 def test_values_at_the_edge_fit(tables: Tables) -> None:
-    """The largest, the smallest and the strangest that a column takes."""
     if tables.name == "postgres":
         tables.sql(SIZES)
     columns = [(type_, column) for type_, column, _ in FITS[tables.name]]
@@ -378,10 +376,7 @@ def test_the_columns_that_are_created(tables: Tables) -> None:
 
 # --- what only one of them has ----------------------------------------------------------------------------------------
 
-on: Callable[[str], Any] = lambda server: pytest.mark.parametrize("tables", [server], indirect=True)  # noqa: E731
-
-
-@on("postgres")
+@on_postgres
 @pytest.mark.parametrize(
     ("key", "fits", "refused"),
     [
@@ -402,7 +397,7 @@ def test_a_key_that_is_too_long_for_an_index(tables: Tables, key: Any, fits: Any
         store.encoder().encode([row(*fits, 1), row(*refused, 1)])
 
 
-@on("postgres")
+@on_postgres
 def test_a_key_of_a_delete_may_be_of_any_length(tables: Tables) -> None:
     """It needs no index, and finds what is there."""
     tables.sql("CREATE TABLE totals (customer text, cents bigint)")
@@ -413,7 +408,7 @@ def test_a_key_of_a_delete_may_be_of_any_length(tables: Tables) -> None:
     assert tables.totals() == []
 
 
-@on("postgres")
+@on_postgres
 def test_a_refusal_leaves_the_other_records_alone(tables: Tables) -> None:
     store = tables.ready()
     encoder = store.encoder()
@@ -423,7 +418,7 @@ def test_a_refusal_leaves_the_other_records_alone(tables: Tables) -> None:
     assert store.apply(encoder.encode([Total("ann", 1)]), entry(1))
 
 
-@on("mariadb")
+@on_mariadb
 @pytest.mark.parametrize("mode", ["''", "'ANSI,NO_BACKSLASH_ESCAPES,STRICT_ALL_TABLES'", "'ORACLE'", "'ANSI_QUOTES'"])
 def test_a_literal_means_the_same_in_every_mode(tables: Any, mode: str) -> None:
     """Rows are read alike whatever the sql_mode, which the session pins all the same."""
@@ -436,7 +431,7 @@ def test_a_literal_means_the_same_in_every_mode(tables: Any, mode: str) -> None:
     assert [text for text, _ in tables.sql("SELECT customer, cents FROM totals ORDER BY cents")] == texts
 
 
-@on("mariadb")
+@on_mariadb
 def test_a_row_longer_than_a_packet(tables: Any) -> None:
     tables.sql("CREATE TABLE totals (customer LONGTEXT, cents INT)")
     tables.sql("SET GLOBAL max_allowed_packet = 1048576")

@@ -100,15 +100,12 @@ class MariaDB:
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # all of its threads have stopped
 
     def go_on(self) -> None:
-        """SIGCONT."""
         self._signal(signal.SIGCONT)
 
     def log(self) -> str:
-        """The end of its error log."""
         return (self.folder / "log.err").read_text()[-3000:]
 
     def remove(self) -> None:
-        """Kill it and remove its data."""
         self.kill()
         shutil.rmtree(self.folder)
 

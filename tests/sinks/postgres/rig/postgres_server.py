@@ -38,8 +38,6 @@ def programs() -> dict[str, str]:
 
 
 class PostgresServer:
-    """A server and its data."""
-
     def __init__(self, prepared_max: int = 30) -> None:
         self._prepared_max = prepared_max
         self._programs = programs()
@@ -64,7 +62,6 @@ class PostgresServer:
         )  # fmt: skip
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
         settings = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
             "max_connections": 40, "shared_buffers": "32MB", "lc_messages": "C", "superuser_reserved_connections": 3,
@@ -87,7 +84,6 @@ class PostgresServer:
                 time.sleep(0.02)
 
     def dsn(self, database: str, user: str = OWNER, password: str = PASSWORD, port: int | None = None) -> str:
-        """A connection string."""
         return psycopg.conninfo.make_conninfo(
             "", host="127.0.0.1", port=port or self.port, dbname=database, user=user, password=password
         )
@@ -116,12 +112,10 @@ class PostgresServer:
             time.sleep(0.005)
 
     def pause(self) -> None:
-        """SIGSTOP to all its processes."""
         for pid in self._pids():
             _signal(pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """SIGCONT to all its processes."""
         for pid in self._pids():
             _signal(pid, signal.SIGCONT)
 
@@ -135,7 +129,6 @@ class PostgresServer:
             return [pid]
 
     def remove(self) -> None:
-        """End it, and remove its data."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -23,8 +23,6 @@ PROGRAM = os.environ.get("EXACTLYONCE_REDIS_SERVER", "redis-server")
 
 
 class RedisServer:
-    """The machine's own server, in *folder*."""
-
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
         self.port = _free_port()
@@ -56,7 +54,6 @@ class RedisServer:
             time.sleep(0.01)
 
     def launch(self) -> None:
-        """Start it, and do not wait."""
         assert self._process is None
         options = [part for name, value in self.settings.items() for part in (f"--{name}", value)]
         fixed = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder)]
@@ -73,11 +70,12 @@ class RedisServer:
         return True
 
     def kill(self) -> None:
-        """SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    remove = kill
 
     def restart(self) -> None:
         self.kill()
@@ -88,19 +86,17 @@ class RedisServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
-    def resume(self) -> None:
+    def go_on(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     @property
     def has_waitaof(self) -> bool:
-        """Since 7.2."""
         version = self.client.info("server")["redis_version"].split(".")
         return (int(version[0]), int(version[1])) >= (7, 2)
 
     @property
     def log_files(self) -> list[Path]:
-        """What it has written of its commands."""
         return sorted((self.folder / "appendonlydir").glob("*.incr.aof"))
 
 

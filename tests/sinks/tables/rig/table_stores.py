@@ -21,19 +21,18 @@ from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
 
 ORIGIN = "topic-1"
+on_postgres = pytest.mark.parametrize("tables", ["postgres"], indirect=True)
+on_mariadb = pytest.mark.parametrize("tables", ["mariadb"], indirect=True)
 TOTALS = [("ann", 1), ("bob", 2), ("cid", 3), ("dan", 4)]
 """What `chunks` holds."""
 
 
 class Total(msgspec.Struct, frozen=True):
-    """A row."""
-
     customer: str
     cents: int
 
 
 def entry(checkpoint: int, subtask: int = 0) -> LedgerEntry:
-    """Of incarnation 1."""
     return LedgerEntry(
         pipeline="p", sink="s", subtask=subtask, checkpoint=checkpoint, previous=0, incarnation=1, origin=ORIGIN
     )
@@ -94,36 +93,29 @@ class Tables(ABC):
         return self._stores[-1]
 
     def store(self, mode: str = "append", *, quick: bool = False, proxied: bool = False) -> Store:
-        """A store of totals; one that is *proxied* goes by the proxy."""
         dsn = "env:PROXIED_DSN" if proxied else "env:TOTALS_DSN"
         return self.of(Total, quick=quick, dsn=dsn, create=True, mode=mode, key=key_of(mode))
 
     def ready(self, mode: str = "append", **more: bool) -> Store:
-        """A store that was checked and has fenced."""
         store = self.store(mode, **more)
         store.check()
         store.fence("p", "s", 1, ORIGIN)
         return store
 
     def chunks(self, store: Store) -> list[bytes]:
-        """Two, of two rows each."""
         encoded = store.encoder().encode([Total(*each) for each in TOTALS])
         return [b"".join(encoded[:2]), b"".join(encoded[2:])]
 
     def totals(self) -> list[tuple[Any, ...]]:
-        """The rows of the table, in order."""
         return self.sql("SELECT customer, cents FROM totals ORDER BY 1, 2")
 
     def close(self) -> None:
-        """Close the stores and the proxy."""
         for each in self._stores:
             each.close()
         self.proxy.close()
 
 
 class PostgresTables(Tables):
-    """PostgreSQL."""
-
     name = "postgres"
     commit, lost, locked = "COMMIT\0", "lost during a request", "another session holds a lock"
     killed = "Nothing is lost"
@@ -157,8 +149,6 @@ class PostgresTables(Tables):
 
 
 class MariaDBTables(Tables):
-    """MariaDB."""
-
     name = "mariadb"
     commit, lost = "\x03COMMIT", "has closed the connection, or it was cut"
     locked, killed = "waited too long for a lock", lost
@@ -183,7 +173,7 @@ class MariaDBTables(Tables):
 
     def _quick(self, sink: Any, type_: Any) -> Store:
         fields = row_fields(type_, sink.mode, sink.key)
-        return MySQLStore(sink.table, fields, **{**sink._options(), "timeout_s": 2.0})
+        return MySQLStore(sink.table, fields, **{**sink._options(), "timeout_s": 3.0})
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         return self.server.sql(statement)
