@@ -41,7 +41,6 @@ TIMEOUTS = (SETTINGS, "`tolerable_failed`", "`interval`", "`timeout`", "`restart
 
 
 def code(cell: str) -> list[str]:
-    """What stands in backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
 
@@ -53,7 +52,6 @@ def sentence(pattern: str) -> str:
 
 
 def run_options() -> set[str]:
-    """The long options of `exactlyonce run`."""
     commands = next(action for action in parser()._actions if isinstance(action.choices, dict))
     running = dict(commands.choices or {})["run"]
     return {name for action in running._actions for name in action.option_strings if name.startswith("--")}
@@ -145,7 +143,6 @@ def test_the_exit_codes_are_those_of_the_code(table: Table) -> None:
 
 
 def moves(diagram: str) -> set[tuple[str, str]]:
-    """The pairs of states that its arrows join."""
     lines = re.findall(r"(?:\w+ (?:->|\|) )+\w+", diagram)
     chains = [[step.split(" | ") for step in line.split(" -> ")] for line in lines]
     return {(a, b) for chain in chains for before, after in pairwise(chain) for a in before for b in after}

@@ -73,7 +73,6 @@ def test_the_sdist_is_the_tree(repository: list[Path], sdist: Path) -> None:
 
 
 def test_the_licence_is_shipped(unpacked: Path) -> None:
-    """The wheel carries the text of its licence."""
     texts = [path.read_text() for path in unpacked.glob("*.dist-info/licenses/LICENSE")]
     assert [text.split()[:2] for text in texts] == [["Apache", "License"]]
 
@@ -85,11 +84,7 @@ def test_the_core_needs_no_extra(unpacked: Path, tmp_path: Path) -> None:
     announced.read(next(unpacked.glob("*.dist-info/entry_points.txt")))
     targets = {target for group in announced.sections() for target in announced[group].values()}
     assert "exactlyonce.cli.main:main" in targets
-    modules = [
-        "exactlyonce",
-        *(f"exactlyonce.{package}" for package in PACKAGES),
-        "exactlyonce.connectors.embedded.broker",
-    ]
+    modules = ["exactlyonce", *(f"exactlyonce.{part}" for part in (*PACKAGES, "connectors.embedded.broker"))]
     code = f"""
 import pkgutil, sys
 sys.path.insert(0, {str(unpacked)!r})
