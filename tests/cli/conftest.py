@@ -98,10 +98,7 @@ def wait_until(condition: Callable[[], object], still: Callable[[], object] = la
 def armed(folder: Path, failpoint: str, action: str = "kill") -> dict[str, str]:
     """The environment of a process that meets *failpoint* once; its file in the folder `fired` says that it did."""
     (folder / "fired").mkdir(exist_ok=True)
-    return {
-        "EXACTLYONCE_FAILPOINTS": f"{failpoint}={action}",
-        "EXACTLYONCE_FAILPOINTS_FIRED": str(folder / "fired"),
-    }
+    return {"EXACTLYONCE_FAILPOINTS": f"{failpoint}={action}", "EXACTLYONCE_FAILPOINTS_FIRED": str(folder / "fired")}
 
 
 class Ended(NamedTuple):
@@ -143,7 +140,6 @@ class Command:
         self.folder = folder
 
     def __call__(self, *arguments: str, stdin: TextIO | None = None, **environment: str) -> Ended:
-        """Call it in this process."""
         forget_modules(self.folder)
         out, err = io.StringIO(), io.StringIO()
         with (
@@ -258,7 +254,6 @@ class Orders:
 
     @property
     def config(self) -> ClientConfig:
-        """How the cluster is reached."""
         return ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers})
 
     def write(self, count: int) -> None:

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Where blocks are kept."""
     folder = tmp_path / "blocks"
     folder.mkdir()
     return folder
@@ -148,7 +147,6 @@ def test_a_disk_that_is_not_mounted(folder: str, orders: Orders, root: Path) -> 
 
 @pytest.mark.exhaustive
 def test_what_a_crash_leaves_is_committed(orders: Orders, root: Path) -> None:
-    """`transactions commit` takes over with the storage that the manifest names."""
     orders.killed_at("coordinator-decided", *settings(root))
     orders.command.done("transactions", "commit", orders.name, "--take-over")
     orders.command.done("transactions", "list", orders.name)

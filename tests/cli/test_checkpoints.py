@@ -53,7 +53,6 @@ def history() -> History:
 
 
 def test_text(history: History) -> None:
-    """Each checkpoint is a line under aligned headers, with what it committed and Sn of each source below."""
     head, incarnation, blank, header, *lines = as_text(history, "h:9092", 80)
     assert head == "p at h:9092: 2 checkpoints"
     assert incarnation.startswith("incarnation 3: process 4212 on box, last seen 1970-01-01")
@@ -92,7 +91,6 @@ def test_a_sink_of_spark_is_called_one() -> None:
 
 
 def test_damage_is_shown(history: History) -> None:
-    """What cannot be read is listed with its reason."""
     history.damaged["manifest/40"] = "it is finalized, but its manifest is gone"
     assert "damaged: manifest/40: it is finalized, but its manifest is gone" in list(as_text(history, "h:9092", 80))
     assert as_json(history)["damaged"] == history.damaged
@@ -109,7 +107,6 @@ def test_a_damaged_checkpoint_is_shown(history: History) -> None:
 
 
 def test_json(history: History) -> None:
-    """As data there is all of it, the fate of each committable included."""
     found = json.loads(msgspec.json.encode(as_json(history)))
     assert (found["pipeline"], found["newest_incarnation"]["process"]) == ("p", 4212)
     first, second = found["checkpoints"]

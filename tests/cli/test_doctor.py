@@ -54,7 +54,6 @@ def examined(orders: Orders, *, later_ms: int = 0, deep: bool = False, older_tha
 
 
 def about(found: Findings, kind: str) -> list[Diagnosis]:
-    """The findings of one kind of check."""
     return [each for each in found.diagnoses if each.about == kind]
 
 
@@ -428,9 +427,7 @@ def test_blocks_that_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(doctor_blocks, "find_topic", away)
     found = Findings()
-    subject: Any = SimpleNamespace(
-        history=object(), newest=object(), name="p", config=NOWHERE
-    )
+    subject: Any = SimpleNamespace(history=object(), newest=object(), name="p", config=NOWHERE)
     doctor_blocks.check_blocks(subject, found, deep=False)
     assert [(each.why, each.failed) for each in found.unchecked] == [("no broker answers", True)]
 

@@ -26,7 +26,6 @@ def test_writes_the_starter(command: Command) -> None:
 
 
 def test_never_overwrites(command: Command) -> None:
-    """If one of the files exists, all are left alone."""
     (command.folder / "show.py").write_text("mine")
     ended = command("init")
     assert (ended.code, ended.out) == (2, "")
@@ -36,7 +35,6 @@ def test_never_overwrites(command: Command) -> None:
 
 
 def test_where_no_folder_can_be(command: Command) -> None:
-    """A file in its place is named."""
     (command.folder / "mine").write_text("mine")
     for name in ("mine", "mine/totals"):
         ended = command("init", name)
@@ -45,7 +43,6 @@ def test_where_no_folder_can_be(command: Command) -> None:
 
 
 def test_pipeline_is_right(command: Command) -> None:
-    """It can be built, with all types known."""
     command.done("init")
     shown = command.done("explain", "pipeline:pipeline").out
     assert "stateful_map      <= key_by-after-orders  state int  : Total" in shown

@@ -137,7 +137,6 @@ def test_errors_that_a_user_can_fix(command: Command, arguments: tuple[str, ...]
 
 
 def test_traceback_on_demand(command: Command) -> None:
-    """EXACTLYONCE_DEBUG=1 adds the traceback, and the message stays the last line."""
     ended = command("explain", "nowhere:p", EXACTLYONCE_DEBUG="1")
     assert ended.err.startswith("Traceback (most recent call last):\n")
     assert ended.err.splitlines()[-1].startswith("exactlyonce: there is no module 'nowhere'")

@@ -26,12 +26,10 @@ NOW_MS = 1_000_000
 
 
 def traces(history: History | None, topic: str | None = "p.checkpoints") -> Traces:
-    """Of the pipeline `p`."""
     return Traces("p", topic, history, "" if history else "damaged", ())
 
 
 def history(kind: str, *, heartbeat_ms: int, finalized: bool = True, ended: bool = False) -> History:
-    """One incarnation that has taken one checkpoint."""
     found = History("p")
     found.admit(
         Incarnation(incarnation=1, host="box", process=4212, started_at_ms=0, heartbeat_ms=heartbeat_ms, ended=ended)
@@ -84,13 +82,11 @@ def topics(orders: Orders) -> set[str]:
 
 
 def has_checkpoints(orders: Orders) -> bool:
-    """Whether the checkpoint topic, which a reset makes anew, has a manifest."""
     decisions = orders.kafka.read_committed(f"{orders.name}.checkpoints")
     return any(record.value is not None and (record.key or b"").startswith(b"manifest/") for record in decisions)
 
 
 def last_checkpoint(ended: Ended) -> dict[str, object]:
-    """What a run told of its last checkpoint."""
     return [event for event in ended.events if event["event"] == "checkpoint"][-1]
 
 
@@ -122,7 +118,6 @@ def test_reset(orders: Orders) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.broker
 def test_the_topic_that_is_made_anew(orders: Orders) -> None:
-    """It has as many partitions as the one before."""
     orders.ran("--checkpoint-partitions", "3")
     orders.command.done("reset", orders.name, "--yes")
     assert find_topic(orders.config.confluent(), orders.name).partitions == 3

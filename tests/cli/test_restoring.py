@@ -318,9 +318,7 @@ def test_an_avro_schema_that_changed(orders: Orders, tmp_path: Path, backend: st
         source = orders.exported(tmp_path)
         orders.reset()
     orders.ran(*kept, "--from-savepoint", source, "--parallelism", "2")
-    assert orders.states() == {
-        f"c{each}": {"sum": 110.0, "customer": f"c{each}", "orders": 110} for each in range(7)
-    }
+    assert orders.states() == {f"c{each}": {"sum": 110.0, "customer": f"c{each}", "orders": 110} for each in range(7)}
     assert sorted(map(int, filter(None, orders.totals()))) == sorted([*range(1, 111)] * 7)
     table = orders.command("state", orders.name)
     assert "Total(sum: float, customer: str, orders: int) by Avro" in table.out

@@ -26,8 +26,6 @@ class Pair(NamedTuple):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A key, by names."""
-
     city: str
 
 
@@ -54,7 +52,6 @@ def test_decoded_by_schema() -> None:
 
 
 def test_type_text() -> None:
-    """Types are shown as a person would write them."""
     assert type_text(describe(dict[str, list[int] | None])) == "dict[str, list[int] | null]"
     assert type_text(describe(tuple[int, str])) == "tuple[int, str]"
 
@@ -94,7 +91,6 @@ def test_states_by_an_avro_schema() -> None:
 
 @pytest.mark.parametrize("limit", ["-1", "0", "two"])
 def test_limit_that_limits_nothing(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A limit is a number of keys; what is none is refused before anything is asked."""
     with pytest.raises(SystemExit, match="2"):
         main(["state", "p", "totals", f"--limit={limit}"])
     assert f"argument --limit: {limit!r}: write a whole number, 1 or more" in capsys.readouterr().err
@@ -102,7 +98,6 @@ def test_limit_that_limits_nothing(limit: str, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.broker
 def test_after_a_run(orders: Orders) -> None:
-    """Operators, all keys, one key, and an older checkpoint, by name and by module."""
     orders.ran()
 
     def shown(*arguments: str) -> list[str]:

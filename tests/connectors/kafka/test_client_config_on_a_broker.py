@@ -152,7 +152,6 @@ def test_passwords(broker: SecuredBroker, listener: str, mechanism: str, caplog:
 
 
 def test_tokens(broker: SecuredBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """A token opens the door to both libraries, and the most talkative log does not show it."""
     caplog.set_level(logging.DEBUG, "kafka")
     config = broker.config("SASLTLS", sasl_mechanism="OAUTHBEARER", oauth_cb=f"{__name__}:token")
     assert both_reach(config)
@@ -160,7 +159,6 @@ def test_tokens(broker: SecuredBroker, caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_certificates(broker: SecuredBroker) -> None:
-    """A certificate of one's own, from files or as text, opens the door to both libraries."""
     certificate, key = (broker.certificates / name for name in ("client.pem", "client.key"))
     assert both_reach(broker.config("TLS", ssl_certificate_location=str(certificate), ssl_key_location=str(key)))
     texts = broker.config("TLS", ssl_certificate_pem=certificate.read_text(), ssl_key_pem=f"file:{key}")
@@ -185,7 +183,6 @@ def test_a_wrong_password(broker: SecuredBroker, caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.exhaustive
 def test_a_certificate_that_we_do_not_trust(broker: SecuredBroker) -> None:
-    """Where the broker's certificate is of no known authority, we do not talk to it, and say why."""
     config = broker.config("TLS", ssl_ca_location=str(broker.certificates / "client.pem"))
     with pytest.raises(BrokerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
         Transactions(config, timeout_ms=5_000).cluster_id()

@@ -24,8 +24,6 @@ NOWHERE = ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
 
 
 class Time:
-    """Time that passes only by waiting."""
-
     def __init__(self) -> None:
         self.now_s = 0.0
         self.waited_ms: list[int] = []
@@ -64,8 +62,6 @@ def await_nothing_left(before: tuple[int, int]) -> None:
 
 
 class TestRetries:
-    """How often and how long an attempt is made."""
-
     def test_pauses_double(self) -> None:
         """The pauses grow to a second, and the last ends with the time given."""
         passing = Time()
@@ -91,15 +87,12 @@ class TestNobodyThere:
 
     @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
     def test_a_server_that_says_nothing(self, silent: str, protocol: str) -> None:
-        """A connection without an answer is given up."""
         self.fails(wire_at(silent, security_protocol=protocol), f"for 1 s, failed at {silent}.*\\({protocol}\\)")
 
     def test_nobody_listens(self, nobody: str) -> None:
-        """A refused connection is tried again until the time is over."""
         self.fails(wire_at(nobody), "ECONNREFUSED.*bootstrap.servers")
 
     def test_no_such_host(self) -> None:
-        """A name that does not resolve is told as such."""
         self.fails(wire_at("no-such-host.invalid:9092"), "DNS")
 
     @staticmethod
@@ -116,10 +109,7 @@ class TestNobodyThere:
 
 
 class TestMemory:
-    """Places that were right the last time."""
-
     def test_without_memory_there_is_one_attempt(self) -> None:
-        """Where nothing is remembered, what an attempt raises counts."""
         attempt = Mock(side_effect=[TopicError("gone")])
         with pytest.raises(TopicError, match="gone"):
             wire_at("127.0.0.1:1").remembering(attempt)
@@ -150,7 +140,6 @@ class TestMemory:
 
 
 def test_error_codes() -> None:
-    """A broker's error becomes the error that says whose fault it is."""
     refuse(0, "Asking")
     for code, error, message in (
         (3, TopicError, "no such topic"),
@@ -168,8 +157,6 @@ def test_error_codes() -> None:
 
 @pytest.mark.broker
 class TestABroker:
-    """What a wire to a real broker does."""
-
     def test_the_second_server_is_tried(self, kafka: Any, nobody: str) -> None:
         wire = wire_at(f"{nobody},{kafka.bootstrap_servers},{nobody}", LONG_MS)
         for _ in range(4):
@@ -177,7 +164,6 @@ class TestABroker:
             wire.close()
 
     def test_tls_to_a_plain_port(self, kafka: Any) -> None:
-        """The error names the protocol that the port does not speak."""
         wire = wire_at(kafka.bootstrap_servers, security_protocol="SSL")
         with pytest.raises(BrokerUnavailable, match=r"SSL.*security.protocol \(SSL\) is what that port speaks"):
             wire.retrying(wire.metadata, "Asking")

@@ -40,6 +40,14 @@ def end(cluster: Any, committable: Committable, *, commit: bool) -> None:
     assert answer is EndAnswer.COMPLETED
 
 
+def ended(cluster: Any, transactional_id: str, topic: str, *, commit: bool) -> Committable:
+    """A transaction with VALUES that was ended."""
+    cluster.open(transactional_id, topic, VALUES)
+    committable: Committable = cluster.committable(transactional_id)
+    end(cluster, committable, commit=commit)
+    return committable
+
+
 def write_plainly(cluster: Any, topic: str, values: list[bytes]) -> None:
     producer = Producer(cluster.config.confluent())
     for value in values:
@@ -49,21 +57,15 @@ def write_plainly(cluster: Any, topic: str, values: list[bytes]) -> None:
 
 @pytest.mark.broker
 class TestFate:
-    """Whether readers see a transaction, told from the log alone."""
-
     @pytest.mark.parametrize(("commit", "fate"), [(True, Fate.COMMITTED), (False, Fate.ABORTED)])
     def test_ended(self, cluster: Any, topic: str, log: Log, commit: bool, fate: Fate) -> None:
-        """An ended transaction shows how it was ended, also when another has taken its id."""
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=commit)
+        committable = ended(cluster, topic, topic, commit=commit)
         assert log.fate(committable) is fate
         cluster.producer(topic)
         assert log.fate(committable) is fate
         assert cluster.visible(topic) == (VALUES if commit else [])
 
     def test_it_waits_for_the_end(self, cluster: Any, topic: str, log: Log) -> None:
-        """An open transaction has no fate yet; it has one as soon as it is ended."""
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         with ThreadPoolExecutor(1) as background:
@@ -76,9 +78,7 @@ class TestFate:
     def test_an_older_open_transaction_pins_it(self, cluster: Any, topic: str, log: Log) -> None:
         """While another's transaction holds the readers back, the error names the partition and both offsets."""
         cluster.open(f"{topic}-other", topic, VALUES)
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=True)
+        committable = ended(cluster, topic, topic, commit=True)
         hasty = Log(cluster.config, timeout_ms=10_000)
         with pytest.raises(BrokerUnavailable, match=rf"{topic}-0 readers are held at offset 0, before .* \(50\)"):
             hasty.fate(committable)
@@ -89,9 +89,7 @@ class TestFate:
     def test_removed(self, cluster: Any, topic: str, log: Log) -> None:
         """Where the records are gone, the next producer's record at that place is not taken for ours."""
         cluster.topics.create(f"{topic}-one", partitions=1)
-        cluster.open(topic, f"{topic}-one", VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=False)
+        committable = ended(cluster, topic, f"{topic}-one", commit=False)
         cluster.visible(f"{topic}-one")
         write_plainly(cluster, f"{topic}-one", VALUES)
         cluster.kafka.delete_records(f"{topic}-one", {0: len(VALUES) + 1})
@@ -100,36 +98,27 @@ class TestFate:
         assert log.fate(other) is Fate.GONE
 
     def test_removed_in_one_partition(self, cluster: Any, topic: str, log: Log) -> None:
-        """The records of another partition still tell the fate of all."""
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=True)
+        committable = ended(cluster, topic, topic, commit=True)
         cluster.visible(topic)
         cluster.kafka.delete_records(topic, {0: -1})
         assert log.fate(committable) is Fate.COMMITTED
 
     def test_the_marker_alone(self, cluster: Any, topic: str, log: Log) -> None:
-        """With the records removed up to the marker, the marker tells."""
         for commit, fate in ((True, Fate.COMMITTED), (False, Fate.ABORTED)):
             name = f"{topic}-{commit}"
             cluster.topics.create(name, partitions=1)
-            cluster.open(name, name, VALUES)
-            committable = cluster.committable(name)
-            end(cluster, committable, commit=commit)
+            committable = ended(cluster, name, name, commit=commit)
             cluster.visible(name)
             at_marker = msgspec.structs.replace(committable, written=(Written(name, 0, len(VALUES), 1),))
             assert log.fate(at_marker) is fate
 
     def test_beyond_the_end(self, cluster: Any, topic: str, log: Log) -> None:
         """Offsets that the log does not have are gone: the topic was made anew, or lost its end."""
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=True)
+        committable = ended(cluster, topic, topic, commit=True)
         beyond = msgspec.structs.replace(committable, written=(Written(topic, 0, 10_000, 50),))
         assert log.fate(beyond) is Fate.GONE
 
     def test_a_missing_topic(self, cluster: Any, topic: str, log: Log) -> None:
-        """A deleted topic is a TopicError that names it."""
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         missing = msgspec.structs.replace(committable, written=(Written(f"{topic}-missing", 0, 0, 50),))
@@ -169,7 +158,6 @@ class TestRecords:
 
     @pytest.mark.parametrize("commit", [None, True, False])
     def test_they_are_given_in_any_state(self, cluster: Any, topic: str, log: Log, commit: bool | None) -> None:
-        """Open, committed or aborted: all records are read, in order."""
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         if commit is not None:
@@ -201,7 +189,6 @@ class TestRecords:
         assert [each.offset for each in records] == [0, 1, 2, 3]
 
     def test_only_those_of_the_transaction(self, cluster: Any, topic: str, log: Log) -> None:
-        """Records of others in between, plain or transactional, are left out."""
         ours = cluster.open(topic, topic, VALUES[:10])
         theirs = cluster.open(f"{topic}-other", topic, [b"theirs"])
         for value in VALUES[10:]:
@@ -214,7 +201,6 @@ class TestRecords:
         assert [each.value for each in records] == VALUES[0:10:2] + VALUES[10:]
 
     def test_more_than_one_fetch(self, cluster: Any, topic: str, log: Log) -> None:
-        """A transaction larger than one answer of the broker is read whole."""
         values = [b"%06d" % number + bytes(500) for number in range(20_000)]
         cluster.open(topic, topic, values)
         committable = cluster.committable(topic)
@@ -223,9 +209,7 @@ class TestRecords:
 
     def test_incomplete(self, cluster: Any, topic: str, log: Log) -> None:
         """Nothing is given unless all is there: a removed start, a wrong count, another epoch or producer."""
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=False)
+        committable = ended(cluster, topic, topic, commit=False)
         producer_id, epoch, written = committable.producer_id, committable.epoch, committable.written[0]
         cluster.visible(topic)
         write_plainly(cluster, topic, VALUES)

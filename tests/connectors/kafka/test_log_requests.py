@@ -112,12 +112,10 @@ class Place:
 
 @pytest.fixture
 def place(kafka: KafkaCluster, topic_name: str) -> Place:
-    """On the shared broker."""
     return Place(kafka, topic_name)
 
 
 def record(key: str, partition: int = 0, size: int = 10) -> Write:
-    """Something to write."""
     return Write(partition, key, b"x" * size)
 
 
@@ -158,7 +156,6 @@ def test_a_batch_that_arrives_late(place: Place, kafka: KafkaCluster) -> None:
 
 
 def test_every_transaction_has_an_epoch_of_its_own(place: Place) -> None:
-    """Each end raises the epoch; also that of a transaction which was taken back."""
     writer = place.writer()
     epochs = [place.writer_of_now()[1]]
     for key in ("a", "b"):
@@ -278,7 +275,6 @@ def test_a_look_that_fails_forgets_the_brokers(place: Place, monkeypatch: pytest
 
 
 def test_an_ended_writer(place: Place) -> None:
-    """Whoever writes with it meets the reason for its end."""
     writer = place.writer()
     writer.pure.end(BrokerUnavailable("closed"))
     with pytest.raises(BrokerUnavailable, match="closed"):

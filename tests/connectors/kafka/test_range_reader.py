@@ -101,10 +101,7 @@ class Clock:
 
 @pytest.mark.broker
 class TestWhatIsMissing:
-    """A range that is not all there is an error that names the offsets."""
-
     def test_removed(self, cluster: Any, topic: str) -> None:
-        """What retention took is an error, and what it left is read."""
         cluster.open(topic, topic, [b"%d" % number for number in range(20)]).commit_transaction(LIMIT_S)
         cluster.settle(topic)
         cluster.kafka.delete_records(topic, {0: 4})
@@ -129,7 +126,6 @@ class TestWhatIsMissing:
         hasty.close()
 
     def test_no_topic(self, cluster: Any, topic_name: str) -> None:
-        """A missing topic is a TopicError that names topic and partition."""
         with pytest.raises(TopicError, match=rf"{topic_name}\[0\], of which .* does not exist"):
             RangeReader(topic_name, 0, 0, 20, cluster.config).read(100)
         cluster.topics.create(topic_name, partitions=1)

@@ -40,7 +40,6 @@ def settled(cluster: Any, transactional_id: str) -> TransactionState:
 
 
 def end(cluster: Any, state: TransactionState, *, commit: bool) -> EndAnswer:
-    """Ask until the broker is no longer busy."""
     answer: EndAnswer = cluster.transactions.end_until_answered(
         state.transactional_id, state.producer_id, state.epoch, commit=commit
     )
@@ -165,10 +164,7 @@ def test_commit_of_a_killed_producer(cluster: Any, topic: str) -> None:
 
 
 class TestDescribing:
-    """What the brokers say of transactions and producers."""
-
     def test_an_open_transaction_names_its_partitions(self, cluster: Any, topic: str) -> None:
-        """An open transaction is shown with its timeout, its start and the partitions it wrote to."""
         cluster.open(topic, topic, VALUES, transaction_timeout_ms=123_456)
         opened = state_of(cluster, topic)
         assert sorted(opened.partitions) == [(topic, 0), (topic, 1)]
@@ -185,7 +181,6 @@ class TestDescribing:
         assert {(each.producer_id, each.epoch) for each in shown.values()} == {(opened.producer_id, opened.epoch)}
 
     def test_a_producer_without_transaction_has_no_start(self, cluster: Any, topic: str) -> None:
-        """After the commit, the producer is still known but has no transaction."""
         cluster.open(topic, topic, VALUES)
         opened = state_of(cluster, topic)
         end(cluster, opened, commit=True)
@@ -193,20 +188,17 @@ class TestDescribing:
         assert {each.transaction_start_offset for each in cluster.transactions.producers(opened.partitions)} == {None}
 
     def test_producers_of_a_missing_topic(self, cluster: Any, topic: str) -> None:
-        """A topic or partition that does not exist is a TopicError that names it."""
         with pytest.raises(TopicError, match=f"{topic}-missing"):
             cluster.transactions.producers([(f"{topic}-missing", 0)])
         with pytest.raises(TopicError, match=f"partition 7 of|{topic}-7"):
             cluster.transactions.producers([(topic, 7)])
 
     def test_nothing_asked_nothing_answered(self, cluster: Any) -> None:
-        """Empty questions have empty answers."""
         assert cluster.transactions.describe([]) == {}
         assert cluster.transactions.producers([]) == []
         assert cluster.transactions.end_all([], commit=True) == []
 
     def test_list_takes_the_prefix_literally(self, cluster: Any, topic: str) -> None:
-        """Ids in every state that begin with the prefix are listed, and no others."""
         cluster.open(f"{topic}.a:open", topic, VALUES)
         cluster.producer(f"{topic}.a:empty")
         cluster.producer(f"{topic}-a:other")
@@ -217,13 +209,11 @@ class TestDescribing:
         }
 
     def test_the_cluster(self, cluster: Any) -> None:
-        """The cluster's id, its longest transaction and its transaction version are known."""
         assert len(cluster.transactions.cluster_id()) > 10
         assert cluster.transactions.max_timeout_ms() >= 60_000
         assert cluster.transactions.transaction_version() >= 2
 
     def test_endings_are_answered_in_order(self, cluster: Any, topic: str) -> None:
-        """Many transactions are ended at once, and each answer stands where its question stood."""
         for slot in range(8):
             cluster.open(f"{topic}-{slot}", topic, VALUES)
         opened = [state_of(cluster, f"{topic}-{slot}") for slot in range(8)]
@@ -347,7 +337,6 @@ def test_memory_stays(cluster: Any, topic: str) -> None:
 
 
 def footprint() -> tuple[int, int, int]:
-    """Resident memory in kB, threads and open descriptors of this process."""
     with open("/proc/self/status") as status:
         lines = dict(line.split(":", 1) for line in status)
     return int(lines["VmRSS"].split()[0]), int(lines["Threads"]), len(os.listdir("/proc/self/fd"))
