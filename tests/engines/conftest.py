@@ -60,7 +60,6 @@ def failpoint(tmp_path: Path) -> Callable[..., dict[str, str]]:
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[FileStorage]:
-    """Blocks of one pipeline, as files."""
     with closing(FileStorage(LocalFolder(tmp_path, "blocks"))) as storage:
         storage.check()
         yield storage

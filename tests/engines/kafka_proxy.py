@@ -46,7 +46,6 @@ class Fault:
     """A late one has been handed to the broker, or a late answer to the client."""
 
     def fits(self, frame: bytes) -> bool:
-        """Whether it is met by the request."""
         (api,) = struct.unpack_from(">h", frame)
         return api == self.api and self.holding in frame and (self.lacking is None or self.lacking not in frame)
 
@@ -79,7 +78,6 @@ class KafkaProxy:
             self._faults = [each for each in self._faults if each is not fault]
 
     def heal(self) -> None:
-        """Nothing is met any more, and everybody gets through."""
         with self._lock:
             self._faults.clear()
         self._dark = False
@@ -160,7 +158,6 @@ class KafkaProxy:
 
 
 def proxied_broker(folder: Path) -> tuple[KafkaProxy, EmbeddedBroker]:
-    """A proxy, and behind it a broker that clients reach through it only."""
     proxy = KafkaProxy()
     settings = {"advertised.listeners": f"PLAINTEXT://{proxy.bootstrap_servers}"}
     broker = EmbeddedBroker(folder, port=0, settings=settings, lifetime="process")

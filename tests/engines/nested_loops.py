@@ -8,8 +8,6 @@ from exactlyonce.sinks import KafkaSink
 
 
 class Order(msgspec.Struct):
-    """Unique by `id`."""
-
     id: int
 
 
@@ -44,12 +42,10 @@ def rounds(id: int) -> tuple[int, int]:
 
 
 def goes_near(each: Round) -> bool:
-    """Whether it goes round the inner loop once more."""
     return each.inner < rounds(each.id)[1]
 
 
 def goes_far(each: Round) -> bool:
-    """Whether it goes round the outer loop once more."""
     return not goes_near(each) and each.outer < rounds(each.id)[0]
 
 

@@ -61,7 +61,6 @@ class Run:
             self._fresh.put(event)
 
     def await_event(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The next event that is wanted."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             try:
@@ -83,7 +82,6 @@ class Run:
         return self.await_event(lambda event: event["event"] == "checkpoint" and event["records_committed"] > 0)
 
     def wait(self) -> int:
-        """The exit code."""
         code = self.process.wait(LIMIT_S)
         self._reader.join(10)
         return code
@@ -151,7 +149,6 @@ class Job:
         return more
 
     def start(self, *arguments: str, target: str | None = None, **options: Any) -> Run:
-        """Begin an incarnation."""
         first, *parameters = self._target
         options.setdefault("servers", self.kafka.bootstrap_servers)
         return self._run(target or first, *parameters, *self._arguments, *arguments, **options)
@@ -172,7 +169,6 @@ class Job:
         return ended.said
 
     def history(self) -> History:
-        """The checkpoints that are retained."""
         return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
 
     def assert_totals(self) -> None:
@@ -242,9 +238,13 @@ def ids_in(kafka: KafkaCluster, topic: str, count: int) -> list[int]:
 
 
 def assert_totals(kafka: KafkaCluster, topic: str, fed: Fed) -> None:
+    """The updates in *topic* are those of the orders that were fed."""
+    assert_updates([json.loads(record.value or b"") for record in visible(kafka, topic, len(fed))], fed)
+
+
+def assert_updates(updates: list[dict[str, Any]], fed: Fed) -> None:
     """Each order gave one update, each customer's sums are those of its orders in the order of the updates."""
     given = {order["id"]: order for order in (json.loads(value) for _, value in fed)}
-    updates = [json.loads(record.value or b"") for record in visible(kafka, topic, len(fed))]
     seen = Counter(update["id"] for update in updates)
     missing, doubled = sorted(given.keys() - seen.keys()), sorted(id for id, times in seen.items() if times > 1)
     assert seen == Counter(given.keys()), f"every order counts once: {missing} do not, {doubled} more than once"
@@ -255,5 +255,4 @@ def assert_totals(kafka: KafkaCluster, topic: str, fed: Fed) -> None:
 
 
 def assert_copies(kafka: KafkaCluster, topic: str, fed: Fed) -> None:
-    """Each order came through once."""
     assert ids_in(kafka, topic, len(fed)) == sorted(json.loads(value)["id"] for _, value in fed)

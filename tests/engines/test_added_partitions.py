@@ -23,7 +23,6 @@ JobOf = Callable[..., Job]
 
 
 def read_of(run: Run, records: int) -> None:
-    """Waits for a checkpoint after so many records of the present attempt."""
     run.await_event(lambda event: event["event"] == "checkpoint" and event["records_in"] >= records)
 
 
@@ -34,7 +33,6 @@ def taken(run: Run, step: str, times: int, since_ms: int) -> None:
 
 
 def audited(job: Job, target: str) -> dict[str, Any]:
-    """The report of an audit of everything that is retained."""
     servers = ("--bootstrap-servers", job.kafka.bootstrap_servers, "--in-process", "--json")
     command = [sys.executable, "-m", "exactlyonce.cli.main", "audit", target, "--param", f"name={job.name}", *servers]
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S)

@@ -247,7 +247,6 @@ def test_operators_come_but_do_not_go_unnoticed(kafka: KafkaCluster, job_of: Job
 
 @pytest.mark.exhaustive  # test_zombies.py has a coordinator that is replaced
 def test_two_instances(job_of: JobOf) -> None:
-    """The newer one takes over; the older one ends and says who fenced it."""
     job = job_of("linear")
     job.feed(1000)
     older = job.start()
@@ -287,16 +286,5 @@ def test_an_aborted_and_an_open_foreign_transaction_in_the_input(kafka: KafkaClu
     producer.commit_transaction()
     job.fed += opened
     assert len(visible(kafka, job.topic, len(job.fed))) == len(job.fed), "its marker is written"
-    job.finish_here()
-    job.assert_totals()
-
-
-@pytest.mark.exhaustive
-def test_a_partition_added_to_the_input(kafka: KafkaCluster, job_of: JobOf) -> None:
-    job = job_of("linear", partitions=1)
-    job.feed(50)
-    job.finish_here()
-    kafka.add_partitions(job.topic, 2)
-    job.feed(50, partition=1)
     job.finish_here()
     job.assert_totals()

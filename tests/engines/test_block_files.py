@@ -35,7 +35,6 @@ class Stored:
         self.job.feed(3000)
 
     def files(self) -> set[str]:
-        """The names of all files below the folder."""
         return {each.name for each in self.root.rglob("*") if each.is_file()}
 
     def referred(self) -> set[str]:
@@ -53,7 +52,6 @@ class Stored:
         return {name for ref in refs if (name := name_of(ref)) is not None}
 
     def check(self) -> None:
-        """Exactly once, and every file is needed."""
         self.job.assert_totals()
         assert self.files() == self.referred()
 

@@ -58,7 +58,6 @@ class States:
         self.topic = prepare_topic(self.config, pipeline)
 
     def manifest(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...] = ()) -> Manifest:
-        """A manifest of no more than these *operators*."""
         graph, partitions = self.graph, self.topic.partitions
         own = {"pipeline": graph.pipeline_id, "checkpoint": checkpoint, "max_parallelism": graph.max_parallelism}
         return self._manifest_of(**own, block_partitions=partitions, operators=operators)

@@ -105,7 +105,6 @@ def test_settings_of_a_backend_that_is_not_taken(text: str, given: dict[str, str
 
 @pytest.mark.parametrize("backend", ["", "backend = 'rocksdb'\n"])
 def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
-    """A backend that is given to one run wins over what the file says for another one."""
     file = written(tmp_path, f"[state]\n{backend}memory = '2gb'\nfolder = '{tmp_path}'")
     options_from({"config": file, "state_backend": "hashmap"}).state.check()
     state = options_from({"config": file, "state_backend": "rocksdb"}).state
@@ -154,7 +153,6 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_file_is_an_error_that_names_the_place(text: str, mistake: str, tmp_path: Path) -> None:
-    """The message has the name, what was written, and what may be."""
     with pytest.raises(ConfigError, match=mistake):
         options_from({"config": written(tmp_path, text)})
 
@@ -288,7 +286,6 @@ def test_no_setting_of_a_file_is_left_out() -> None:
 def test_a_restart_strategy_is_the_same_wherever_it_is_given(
     strategy: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """On the command line, in Python and in a file."""
     content = {"strategy": strategy, **options}
     in_python = options_from({"restart": content})
     assert dict(in_python.restart).keys() == {

@@ -110,7 +110,6 @@ def test_a_changed_byte_of_a_marker_is_found(
 
 
 def test_bytes_that_are_no_batches() -> None:
-    """A length that leads nowhere, and another format, are damage, not an endless search."""
     for length, magic in ((-12, 2), (0, 2), (100, 1)):
         data = struct.pack(">qiib", 7, length, 0, magic) + bytes(200)
         with pytest.raises(DamagedBatch, match="orders-3 is damaged at offset 7"):

@@ -55,7 +55,6 @@ def job(stoppable: OwnCluster, job_of: Callable[..., Job]) -> Job:
 
 
 def index_of(manifest: Manifest) -> BlockRef:
-    """The first index block of its only operator."""
     return manifest.operators[0].index[0][0]
 
 

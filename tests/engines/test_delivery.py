@@ -49,8 +49,6 @@ def rows(database: Path) -> list[str]:
 
 
 class Delivered:
-    """A pipeline with two sinks of each delivery, fed with `COUNT` orders."""
-
     def __init__(self, job: Job, folder: Path) -> None:
         self.job, self.folder = job, folder
         job.feed(COUNT)

@@ -81,7 +81,6 @@ def test_an_open_that_does_not_return_is_replaced_and_named(waiting: Callable[..
 
 @pytest.mark.exhaustive
 def test_a_worker_that_stands_still_while_it_starts_is_replaced(job_of: Callable[..., Job], failpoint: Any) -> None:
-    """A stopped process tells nothing: the reason says that, and the next attempt runs to the end."""
     job = job_of("linear")
     job.feed(500)
     run = job.finish("--deploy-timeout", "8s", env=failpoint("worker-restored", "stop"))

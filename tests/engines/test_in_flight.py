@@ -39,7 +39,6 @@ class Renamed(msgspec.Struct):
 
 
 def graph(type_: Any, source: str) -> LogicalGraph:
-    """A loop of *type_*."""
     pipeline = Pipeline("p")
     loop = pipeline.feedback("back", type_)
     orders = pipeline.source(source, KafkaSource("in", value=type_)).union(loop)
@@ -84,8 +83,6 @@ def test_a_loop_of_another_type(older: bool, manifest_of: Any) -> None:
 
 
 class Grown(msgspec.Struct):
-    """`Order`, and a field more."""
-
     id: int
     total: int
     note: str = ""
@@ -173,7 +170,6 @@ def test_a_loop_that_is_gone(manifest_of: Any) -> None:
 
 
 def builder_of(log: Log, monkeypatch: pytest.MonkeyPatch) -> building._Builder:
-    """It builds a worker that restores *log*."""
     monkeypatch.setattr(building, "state_backend", lambda *_: None)
     nobody = cast(Any, None)
     start = SimpleNamespace(subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest)
@@ -183,7 +179,6 @@ def builder_of(log: Log, monkeypatch: pytest.MonkeyPatch) -> building._Builder:
 
 
 def test_a_worker_says_what_goes_round(monkeypatch: pytest.MonkeyPatch, manifest_of: Any) -> None:
-    """With each block of what is on its way."""
     log, said = Log(manifest_of), list[str]()
     writer = SimpleNamespace(write=lambda block, *_: said.append(block.schema))
     builder_of(log, monkeypatch).names.write_in_flight(cast(Any, writer), 4, "task", 0, b"")

@@ -48,7 +48,6 @@ def halted(run: Run, *texts: str) -> None:
 
 
 def read_all(run: Run, job: Job) -> None:
-    """Wait for a checkpoint behind all that was fed."""
     run.await_event(lambda event: event["event"] == "checkpoint" and event["records_in"] >= len(job.fed))
 
 

@@ -43,7 +43,6 @@ def test_a_batch_comes_out_as_it_went_in() -> None:
 
 
 def test_a_record_of_another_type_is_named() -> None:
-    """The message has the type, the field and the coordinates of the record that does not fit."""
     codec = BatchCodec(Price)
     frame = codec.encode(batch(Price(1.0), Price("dear")))  # type: ignore[arg-type]  # what a checker would refuse
     with pytest.raises(RecordError, match=r"no.* valid Price: .*got `str`.*\$\.amount.*prices\[3\] offset 1"):

@@ -41,7 +41,6 @@ def run_to_the_end(job: Job, *arguments: str, env: dict[str, str]) -> list[int]:
 @pytest.mark.exhaustive(but=["coordinator-decided"])
 @pytest.mark.parametrize("name", STEPS)
 def test_linear(name: str, job_of: Callable[..., Job], failpoint: Any) -> None:
-    """A running total is exact though a process was killed at the step."""
     job = job_of("linear")
     job.feed(3000)
     codes = run_to_the_end(job, env=failpoint(name))

@@ -45,12 +45,10 @@ def on_their_way(manifest: Manifest, blocks: Any) -> Iterator[dict[str, Any]]:
 
 
 def money_on_its_way(manifest: Manifest, blocks: Any) -> int:
-    """All that is debited and not credited yet."""
     return sum(each["amount"] for each in on_their_way(manifest, blocks) if not each["booked"] and each["amount"] > 0)
 
 
 def sum_of_money(manifest: Manifest, blocks: Any) -> int:
-    """All balances, and all that is on its way."""
     balances: list[int] = [
         msgspec.msgpack.decode(entry.state) for entry in kept_state(manifest, "balances", blocks).entries()
     ]
@@ -152,7 +150,6 @@ def assert_charged_once(kafka: KafkaCluster, name: str) -> None:
 
 
 def orders_to_retry(kafka: KafkaCluster, name: str) -> tuple[str, ...]:
-    """The arguments of `retry`, whose 700 orders are in its topic."""
     topic = kafka.create_topic(f"{name}-orders", 2)
     kafka.produce(topic, [(str(i), json.dumps({"id": i, "total": i})) for i in range(700)])
     return ("retry:pipeline", "--param", f"name={name}", *QUICK)

@@ -59,7 +59,6 @@ def acknowledged(storage: FileStorage, records: int) -> Ack:
 
 
 def frame(number: int) -> bytes:
-    """A record that is alone in it."""
     return CODEC.encode(Batch([number], [Coordinates("in", 0, number)], None))
 
 

@@ -88,8 +88,6 @@ class Gated:
 
 @pytest.fixture
 def gated(run: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Callable[[str], Gated]:
-    """`gated(mode)`: one that was killed in time."""
-
     def make(mode: str) -> Gated:
         for tried, interval in enumerate(("3s", "20s", "2m")):
             made = Gated(run, kafka, f"{topic_name}-{tried}", tmp_path / str(tried), mode, interval)
@@ -116,6 +114,5 @@ def test_at_least_once_counts_again_what_was_taken_before_the_last_barrier(
 
 @pytest.mark.exhaustive
 def test_exactly_once_holds_back_what_is_behind_a_barrier(gated: Callable[[str], Gated], kafka: KafkaCluster) -> None:
-    """The same course of things with alignment: every order counts once."""
     job = gated("exactly_once")
     assert_totals(kafka, job.out, job.fed)

@@ -20,7 +20,6 @@ JobOf = Callable[..., Job]
 @pytest.mark.exhaustive(but=["inline"])
 @pytest.mark.parametrize("parallelism", [pytest.param(0, id="inline"), 1, 2, 3])
 def test_everything(parallelism: int, kafka: KafkaCluster, job_of: JobOf, tmp_path: Path) -> None:
-    """Maps, resources, side outputs, unions, flat maps, states that end, reductions, metadata, five sinks."""
     log = tmp_path / "log"
     job = job_of("everything", "--param", f"log={log}")
     kafka.create_topic(f"{job.name}-more", 3)
@@ -58,7 +57,6 @@ def seen(job: Job, topic: str, count: int, field: str) -> Counter[Any]:
 @pytest.mark.exhaustive(but=["1-2-1"])
 @pytest.mark.parametrize("parallelisms", ["1-2-1", "1-3-2-1"])
 def test_rescaling(parallelisms: str, job_of: JobOf) -> None:
-    """State moves with its key groups when the parallelism changes, up and down."""
     job = job_of("linear")
     for parallelism in parallelisms.split("-"):
         job.feed(1000, customers=50)
@@ -85,7 +83,6 @@ def test_a_topic_that_is_partitioned_by_the_key(kafka: KafkaCluster, job_of: Job
 
 @pytest.mark.parametrize(("start", "expected"), [("earliest", 100), ("latest", 0), ("offsets", 40)])
 def test_start_positions(start: str, expected: int, kafka: KafkaCluster, job_of: JobOf) -> None:
-    """A pipeline without a checkpoint begins where its source says, and keeps to it."""
     job = job_of("starting", "--param", f"start={start}", partitions=1)
     for count in (100, 10):
         job.feed(count)

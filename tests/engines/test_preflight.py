@@ -29,7 +29,6 @@ def looked_at(newest: Manifest, *views: Topic | None, targets: dict[str, dict[in
 
 @pytest.fixture
 def newest(manifest_of: Callable[..., Manifest]) -> Manifest:
-    """A manifest of both partitions."""
     return manifest_of("p", checkpoint=5, offsets=AFTER)
 
 

@@ -84,7 +84,6 @@ def test_what_a_barrier_has_overtaken_is_never_left_behind(storage: FileStorage,
 
 
 def test_what_goes_round_is_part_of_it(storage: FileStorage, of_topic: Topic) -> None:
-    """Loop by loop, subtask by subtask, each in its order, with where it stems from."""
     second = log_of(storage, 1, (">again:1", [1, 2]), (">later:1", [9]), (">again:1", [3]))
     savepoint = of_topic(second, log_of(storage, 0, (">again:0", [8])))
     assert savepoint.saved.loops == (SavedLoop("again", 4), SavedLoop("later", 1))
@@ -139,7 +138,6 @@ def test_a_file_has_so_many_states_at_most(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("before", "after"), [(b'"format":2', b'"format":1'), (b'{"format"', b'{ "format"')])
 def test_metadata_is_as_it_was_written(before: bytes, after: bytes, savepoint: TopicSavepoint, exports: Path) -> None:
-    """No changed byte of it passes, beside what its digest is of, either."""
     url = export(savepoint, f"file://{exports}")
     metadata = folder_of(url) / exported.METADATA
     assert before in metadata.read_bytes()

@@ -48,7 +48,6 @@ def count(state: int | None, record: bytes) -> tuple[int, bytes]:
 
 
 def graph(max_parallelism: int = 128, key: Callable[[bytes], Any] = lambda record: record) -> LogicalGraph:
-    """Source `right` and operator `counts`."""
     pipeline = Pipeline("totals", max_parallelism=max_parallelism)
     source = pipeline.source("right", KafkaSource("orders", value=bytes))
     source.key_by(key).stateful_map("counts", count).sink("out", KafkaSink("totals"))
@@ -89,7 +88,6 @@ def test_two_do_not_become_one(sources: tuple[str, ...], operators: tuple[str, .
 
 
 def test_what_changes_places_fits() -> None:
-    """A mapping is of the savepoint's ids, all at once."""
     found = fitting(saved(("left",), ("older",)), graph(), Restoration("7", {"left": "right", "older": "counts"}))
     assert {new: each.operator for new, each in found.items()} == {"counts": "older"}
 
@@ -124,15 +122,14 @@ def restoring(storage: FileStorage) -> Callable[..., Restoring]:
             start_offsets=tuple, check_continuity=lambda manifest: None,
         )  # fmt: skip
         storages: Any = SimpleNamespace(of={"there": storage}.__getitem__)
-        note = [].append if notes is None else notes.append
-        around = Surroundings(graph, inputs, "c", parallelism, storages, "there", note)
+        told = [] if notes is None else notes
+        around = Surroundings(graph, inputs, "c", parallelism, storages, "there", told.append)
         return Restoring(Restoration(url, mapping or {}, allowed), around, None)
 
     return made
 
 
 def exported_counts(folder: Path, state: Any = 2) -> tuple[str, list[KeptEntry]]:
-    """A savepoint of operator `counts`, and its states, all of them *state*."""
     keys = [canonical_key(b"%d" % number) for number in range(1_000)]
     states = sorted(KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(state), 1) for key in keys)
     kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", 1),))
@@ -279,7 +276,6 @@ def test_what_waits_for_the_storage_looks_whether_it_is_fenced(
 
 
 def looping(type_: Any = int, loop: str = "again") -> LogicalGraph:
-    """Source `right`, united with what comes round *loop*."""
     pipeline = Pipeline("totals")
     again = pipeline.feedback(loop, type_)
     stream = pipeline.source("right", KafkaSource("orders", value=type_)).union(again)
@@ -296,7 +292,6 @@ ROUNDS = tuple(
 
 
 def exported_loop(folder: Path) -> str:
-    """A savepoint with `ROUNDS` in loop `again`."""
     kept = msgspec.structs.replace(saved(("right",), ()), loops=(SavedLoop("again", len(ROUNDS)),))
     return export(Given(kept, [], ROUNDS), f"file://{folder}")
 
@@ -361,8 +356,6 @@ def test_a_loop_that_is_gone(tmp_path: Path, restoring: Any) -> None:
 
 
 class Order(msgspec.Struct):
-    """Nothing that goes round in `ROUNDS`."""
-
     id: int
 
 
@@ -380,8 +373,6 @@ class Tagged(msgspec.Struct):
 
 
 class Labelled(msgspec.Struct):
-    """`Tagged`, and a field more."""
-
     weight: float
     tags: set[str]
     label: str = ""

@@ -73,8 +73,6 @@ def test_an_output_that_has_no_encoding_is_told_of_the_sink() -> None:
 
 @pytest.mark.parametrize("store", ["kafka", "redis"])
 def test_a_function_of_a_sink_that_raises_is_told_as_the_users(store: str) -> None:
-    """Which argument it is, and where in the user's code it raised."""
-
     def key(total: Total) -> str:
         return str(total.customer["name"])
 

@@ -103,7 +103,6 @@ def test_a_disk_that_is_full(job_of: Callable[..., Job], small_disk: Path) -> No
 
 @pytest.mark.exhaustive
 def test_a_disk_that_is_full_at_the_start(job_of: Callable[..., Job], small_disk: Path) -> None:
-    """Nothing is read until there is room; then the job goes on from where it was."""
     job = job_of("linear", *tiered(small_disk))
     feed(job)
     job.finish_here()

@@ -1,14 +1,18 @@
-"""A store with a ledger in a pipeline: killed, away, refusing, restored, and beside Kafka."""
+"""A store with a ledger in a pipeline: killed, away, refusing, restored, beside Kafka; and that of the docs."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from running import Job, Run, abort_while_a_worker_sleeps, stop
+from running import QUICK, Job, Run, abort_while_a_worker_sleeps, orders, stop
 from stored import assert_rows, rows_of
 from test_kill_matrix import ELSEWHERE
 from unreferenced import unreferenced_blocks
@@ -16,14 +20,12 @@ from unreferenced import unreferenced_blocks
 from exactlyonce.cli.main import main
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.failpoints import NAMES
-from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 
 
 class Stored:
-    """A pipeline with a database, and topics beside it."""
-
     def __init__(self, job: Job, database: Path) -> None:
         self.job, self.database = job, database
         job.feed(2000)
@@ -46,7 +48,6 @@ class Stored:
 
 @pytest.fixture
 def stored(job_of: Callable[..., Job], tmp_path: Path) -> Stored:
-    """A pipeline that has not run yet, fed with 2,000 orders."""
     database = tmp_path / "rows.db"
     return Stored(job_of("stored:totals", "--param", f"database={database}"), database)
 
@@ -76,7 +77,6 @@ def test_kills(name: str, stored: Stored, failpoint: Callable[..., dict[str, str
 
 
 def gone_on(stored: Stored, run: Run) -> None:
-    """The store is there again: the run goes on without a restart."""
     stored.job.feed(2000)
     stored.flag("away").unlink()
     run.await_checkpoint()
@@ -199,3 +199,28 @@ def test_an_aborted_checkpoint(stored: Stored, tmp_path: Path) -> None:
     stop(run)
     stored.job.finish("--param", f"folder={tmp_path}")
     stored.assert_exact()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "writing-a-sink.md"
+
+
+def test_each_order_is_in_the_table_once(
+    kafka: KafkaCluster, topic_name: str, run: Callable[..., Any], tmp_path: Path,
+    failpoint: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Killed before it applies a decided checkpoint, it leaves each order there once."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "shop.py").write_text("\n\n".join(blocks[:2]))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    database = tmp_path / "orders.db"
+    topic = kafka.create_topic(f"{topic_name}-orders", partitions=3)
+    arguments = ("shop:pipeline", "--param", f"name={topic_name}", "--param", f"path={database}", *QUICK)
+    kafka.produce(topic, orders(1_000))
+    killed = run(*arguments, env=failpoint("store-committing"))
+    assert killed.wait() == -9, killed.said
+    kafka.produce(topic, orders(1_000, first=1_000))
+    last = run(*arguments, "--inline", "--until", "latest")
+    assert last.wait() == 0, last.said
+    with closing(sqlite3.connect(database)) as db:
+        ids = [id_ for (id_,) in db.execute("SELECT id FROM orders ORDER BY id")]
+    assert ids == list(range(2_000))

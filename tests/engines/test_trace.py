@@ -67,5 +67,4 @@ def test_four_requests_wait_for_one_another_until_output_is_visible(job_of: Call
 
 
 def names(event: dict[str, Any]) -> list[str]:
-    """Of its requests, in the order in which they were sent."""
     return [each["request"] for each in event["requests"]]

@@ -69,7 +69,6 @@ def save(job: Job, run: Run, capsys: pytest.CaptureFixture[str], *options: str) 
 
 
 def overtook(job: Job, checkpoint: int) -> bool:
-    """Whether *checkpoint*, which is retained, was not aligned."""
     return job.history().manifests[checkpoint].records_in_flight > 0
 
 
@@ -120,7 +119,6 @@ def test_records_on_their_way_are_dealt_anew_with_the_parallelism(target: str, f
     "name", ["unaligned-overtaken", "unaligned-captured", "worker-frozen", "worker-restored", "coordinator-decided"]
 )
 def test_killed_at_a_step(name: str, full: Full, failpoint: Any) -> None:
-    """A process that dies while a barrier overtakes, while records are captured or restored costs nothing."""
     job = full("slow_behind_a_shuffle")
     kill_with_records_on_their_way(job, 2)
     run_to_the_end(job, "--parallelism", "2", env=failpoint(name))
@@ -130,7 +128,6 @@ def test_killed_at_a_step(name: str, full: Full, failpoint: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_with_several_in_flight_and_a_timeout_of_the_alignment(full: Full) -> None:
-    """Three at once, each aligned for 50 ms before it overtakes."""
     job = full("slow_behind_a_shuffle", "--unaligned", "--aligned-timeout", "50ms", "--max-concurrent", "3")
     kill_with_records_on_their_way(job, 3)
     kill_with_records_on_their_way(job, 2)
@@ -176,7 +173,6 @@ def test_a_savepoint_while_channels_are_full(full: Full, capsys: pytest.CaptureF
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_damaged_block_of_what_was_on_its_way_is_a_halt(full: Full, stoppable: OwnCluster) -> None:
-    """Nothing is guessed: the run ends with the block's name and the choices."""
     job = full("slow_behind_a_shuffle", cluster=stoppable)
     ref = kill_with_records_on_their_way(job, 2).channel_logs[0].blocks[0]
     damage(stoppable, checkpoint_topic(job.name), ref.partition, ref.key.encode(), known_checksum=True)

@@ -49,7 +49,6 @@ def batch_of(records: list[Any]) -> Batch:
 
 
 def pushed(operator: Any, *batches: list[Any]) -> list[Any]:
-    """What it makes of them, as it is at the end of each batch."""
     found: list[Any] = []
     operator.downstream.append(lambda batch: found.extend(msgspec.to_builtins(batch.records)))
     for records in batches:
@@ -58,7 +57,6 @@ def pushed(operator: Any, *batches: list[Any]) -> list[Any]:
 
 
 def stateful(fn: Callable[..., Any], type_: Any = Basket, *, flat: bool = False, reduces: bool = False) -> Stateful:
-    """An operator with a table of its own."""
     return Stateful("op", fn, KeyedTable("op", type_, range(16), 16), flat, reduces)
 
 

@@ -21,7 +21,6 @@ FENCED = 5
 
 
 def await_stopped(pid: int) -> None:
-    """Until the process is in state T."""
     deadline = time.monotonic() + LIMIT_S
     while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
         assert time.monotonic() < deadline, "the process stops at its failpoint"

@@ -81,8 +81,6 @@ def cells() -> Iterator[Cell]:
 
 
 class Servers:
-    """The servers that cells run on, and where their files go."""
-
     def __init__(self, kafka: KafkaCluster, proxy: KafkaProxy, postgres: PostgresServer, folder: Path) -> None:
         """*kafka* is reached through *proxy*."""
         self.kafka, self.proxy, self.postgres, self.folder = kafka, proxy, postgres, folder
@@ -159,7 +157,6 @@ class Trial:
         return begun
 
     def finish(self, *, parallelism: int | None = None) -> None:
-        """Run to the end of what was fed."""
         last = self.run("--until", "latest", parallelism=parallelism)
         assert last.wait() == 0, last.said
 
@@ -228,7 +225,6 @@ class Trial:
             assert run.wait() not in (0, FENCED), "a defect of its own ends a coordinator"
 
     def _take_over(self, sleeper: Run) -> None:
-        """A coordinator that sleeps is replaced, and finds that it is fenced."""
         _await_stopped(sleeper.process.pid)
         self.feed()
         self.finish()

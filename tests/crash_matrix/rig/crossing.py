@@ -25,8 +25,6 @@ SINKS = ("kafka", "postgres", "both")
 
 
 class Order(msgspec.Struct):
-    """Unique by `id`."""
-
     id: int
     customer: str
     total: int
@@ -41,8 +39,6 @@ class Round(msgspec.Struct):
 
 
 class Total(msgspec.Struct):
-    """The running total of a customer after order `id`."""
-
     id: int
     customer: str
     sum: int

@@ -46,7 +46,6 @@ class Results:
         self.found: dict[str, Result] = {each["name"]: each for each in (*known, *map(json.loads, lines))}
 
     def passed(self, name: str) -> bool:
-        """Whether it need not be done again."""
         return name in self.found and bool(self.found[name]["passed"])
 
     def add(self, result: Result) -> None:
@@ -67,7 +66,6 @@ def result_of(name: str, work: Callable[[], int]) -> Result:
 
 
 def run_test(test: str) -> int:
-    """A test of a row, with all its cases."""
     command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "--show-capture=no", "--matrix", test]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-2000:]

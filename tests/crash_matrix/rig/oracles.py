@@ -104,8 +104,6 @@ class Reader(threading.Thread):
 
 
 class TopicReader:
-    """A read_committed consumer of a whole topic."""
-
     def __init__(self, servers: str, topic: str, partitions: int) -> None:
         self._consumer = Consumer(
             {
@@ -139,8 +137,6 @@ def assert_ledger(postgres: PostgresServer, pipeline: str, decided: Iterable[tup
 
 
 class TableReader:
-    """Reads a whole table, in a session of its own."""
-
     def __init__(self, postgres: PostgresServer, table: str) -> None:
         self._session = psycopg.connect(postgres.dsn("postgres"), autocommit=True)
         self._statement = f"SELECT * FROM {table} ORDER BY place"
