@@ -27,7 +27,7 @@ from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.audit import audit as audits
 from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
-from exactlyonce.engines.bounded.replay.reproduce import Count, agree, counts
+from exactlyonce.engines.bounded.replay.reproduce import agree, counts
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -56,7 +56,6 @@ def audit(fed: Fed, capsys: Any, monkeypatch: Any) -> Audit:
 
 
 def transactions_of(fed: Fed) -> dict[str, Any]:
-    """Everything that the broker knows of the pipeline's transactions."""
     names = ended_transactions(fed.kafka, f"eo:{fed.name}:")
     with closing(Transactions(ClientConfig(fed.config))) as transactions:
         return transactions.describe(names)
@@ -164,7 +163,6 @@ def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
 
 
 def _carrying(kafka: KafkaCluster, pipeline: str) -> list[int]:
-    """The checkpoints that hold committables of earlier ones."""
     manifests = read_history({"bootstrap.servers": kafka.bootstrap_servers}, pipeline).manifests.values()
     return [m.checkpoint for m in manifests if any(c.checkpoint < m.checkpoint for c in m.committables)]
 
@@ -212,19 +210,6 @@ def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeyp
     code, out = replay()
     assert code == 0
     assert "the counts are those that were decided" in out
-
-
-def test_counts_agree_if_what_is_dealt_out_at_random_fills_the_rest() -> None:
-    """A replay agrees if no partition gets more than it had, and records without a key are as many as are left."""
-
-    def of(*replayed: tuple[int | None, int, int | None]) -> list[Count]:
-        return [Count("out", "t", partition, count, decided) for partition, count, decided in replayed]
-
-    assert agree(of((0, 3, 3), (1, 2, 2)))
-    assert agree(of((0, 1, 3), (1, 2, 2), (None, 2, None)))
-    assert not agree(of((0, 3, 3), (1, 1, 2)))
-    assert not agree(of((0, 4, 3), (1, 1, 2)))
-    assert not agree(of((0, 1, 3), (1, 2, 2), (None, 3, None)))
 
 
 @pytest.mark.exhaustive(but=["True"])

@@ -115,7 +115,6 @@ def test_more_subtasks_than_a_manifest_has_room_for(fed: Fed, tmp_path: Path) ->
 
 
 def test_another_pipeline_than_before(fed: Fed, tmp_path: Path) -> None:
-    """State that no operator takes is refused before anything is read."""
     fed.feed(100)
     catch_up(fed, load_pipeline("pipelines", "linear", fed.name), 1, tmp_path)
     with pytest.raises(GraphError, match="state of 'totals', and the pipeline has no such operator"):
@@ -257,7 +256,6 @@ def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
 
     class Widening(Silent):
         def advanced(self, advanced: Advanced, offsets: int) -> None:
-            """After the first chunk the topic grows."""
             if not self.checkpoints:
                 fed.kafka.add_partitions(f"{fed.name}-out", 7)
             super().advanced(advanced, offsets)

@@ -74,19 +74,16 @@ class Changing:
 
 @pytest.fixture
 def changing(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Changing:
-    """One that was not fed yet."""
     return Changing(kafka, topic_name, tmp_path)
 
 
 @pytest.mark.parametrize(("delivery", "times"), [("exactly_once", 1), ("at_least_once", 2)])
 def test_a_unit_that_is_tried_again(changing: Changing, delivery: str, times: int) -> None:
-    """What both attempts have written is there once exactly once, and twice at least once."""
     changing.catch_up(delivery, twice)
     assert changing.times() == [{times: COUNT}, {times: COUNT}]
 
 
 def test_at_most_once_is_refused(changing: Changing) -> None:
-    """Nothing is begun, and the message names the sink and what can be done."""
     with pytest.raises(ConfigError, match=r"Sink 'out' delivers at most once, which bounded work cannot do.*run`"):
         changing.catch_up("at_most_once")
 

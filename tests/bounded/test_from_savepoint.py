@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import HERE, Fed, Silent, catch_up, exported_and_reset, start
+from bounded import HERE, Fed, Silent, catch_up, exactlyonce, exported_and_reset, start
 from running import assert_totals
 
 from exactlyonce.cli.main import main
@@ -36,19 +37,9 @@ def test_it_goes_on_from_an_export(fed: Fed, loaded: Any, tmp_path: Path) -> Non
         fed.assert_state(pipeline, summary.manifest)
         fed.assert_nothing_left()
         assert summary.manifest.origin.startswith("export ")
+    again = json.loads(exactlyonce(fed.kafka, "savepoint", fed.name, "--to", f"file://{tmp_path}", "--json"))["url"]
     with pytest.raises(ConfigError, match="an exported savepoint begins a pipeline that has none"):
-        catch_up(fed, pipeline, 2, tmp_path, restoration=Restoration(exported_again(fed, tmp_path)))
-
-
-def exported_again(fed: Fed, folder: Path) -> str:
-    """Another export, of a pipeline that keeps its checkpoints."""
-    assert main(["savepoint", fed.name, "--to", f"file://{folder}", *servers(fed)]) == 0
-    (savepoint,) = folder.glob(f"{fed.name}-*")
-    return f"file://{savepoint}"
-
-
-def servers(fed: Fed) -> tuple[str, str]:
-    return "--bootstrap-servers", fed.kafka.bootstrap_servers
+        catch_up(fed, pipeline, 2, tmp_path, restoration=Restoration(again))
 
 
 @pytest.mark.exhaustive
@@ -80,7 +71,7 @@ def test_a_savepoint_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None
     run = start(fed, "bounded_pipelines:broad", "--parallelism", "2")
     try:
         run.await_event(lambda event: event["event"] == "checkpoint")
-        assert main(["savepoint", fed.name, "--stop", *servers(fed)]) == 0
+        exactlyonce(fed.kafka, "savepoint", fed.name, "--stop")
         assert run.wait() == 0, run.said
     finally:
         run.process.kill()
@@ -114,6 +105,6 @@ def test_what_the_commands_refuse(
         ("backfill", ("--from-savepoint", "x"), "x"),
     ):
         target = ("bounded_pipelines:broad", "--param", f"name={fed.name}")
-        assert main([name, *target, *servers(fed), *options]) == 2
+        assert main([name, *target, "--bootstrap-servers", fed.kafka.bootstrap_servers, *options]) == 2
         assert message in " ".join(capsys.readouterr().err.split())
     assert f"{fed.name}.checkpoints" not in fed.kafka.admin().list_topics().topics

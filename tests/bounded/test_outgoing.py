@@ -23,8 +23,6 @@ MARGIN = 1 << 16
 
 
 class Document(msgspec.Struct):
-    """A record that functions can change in place."""
-
     number: int
     body: bytes = b""
 
@@ -36,7 +34,6 @@ def sending(folder: Path, receivers: int = 2, type_: Any = Document) -> Sending:
 
 
 def batch(records: list[Any], first: int = 0, topic: str = "t") -> Batch:
-    """*records*, each with a key of its own."""
     numbers = range(first, first + len(records))
     return Batch(records, [Coordinates(topic, 0, n) for n in numbers], [canonical_key(n) for n in numbers])
 

@@ -13,7 +13,6 @@ from exactlyonce.pipeline.errors import ConfigError
 
 
 def staged(path: Path, *frames: bytes) -> StagedFile:
-    """A file of these frames."""
     writer = FrameWriter(path)
     for frame in frames:
         writer.write(frame, 1, b"<")

@@ -13,8 +13,6 @@ from exactlyonce.pipeline.errors import ConfigError
 
 
 def inputs(ends: dict[int, int]) -> Inputs:
-    """One source, and the ends of its topic."""
-
     def end_offsets(topic: str, *, committed: bool) -> dict[int, int]:
         return ends
 

@@ -57,7 +57,6 @@ class Computing:
         )  # fmt: skip
 
     def base(self, parallelism: int) -> Manifest:
-        """A manifest 0."""
         return manifest(
             pipeline=self.graph.pipeline_id, checkpoint=0, incarnation=1, kind="initial", base=0, previous=0,
             fingerprint=self.graph.fingerprint(), max_parallelism=self.graph.max_parallelism, parallelism=parallelism,
@@ -65,19 +64,16 @@ class Computing:
         )  # fmt: skip
 
     def run(self, **changes: Any) -> list[Receipt]:
-        """The receipts of all units, which are as *changes* say."""
         logs = changes.pop("logs", None)
         return compute(self.plan, msgspec.structs.replace(self.unit, **changes), self.ranges, in_process, logs)
 
     def logs(self, receipts: list[Receipt]) -> dict[tuple[str, int], tuple[bytes, ...]]:
-        """The order logs that the units have written."""
         reader = BlockReader(self.config.confluent(), self.topic)
         wanted = {each.ack.order_log for each in receipts if each.ack.order_log is not None}
         return {(log.task, log.subtask): tuple(b.body for _, b in reader.fetch(log.blocks)) for log in wanted}
 
 
 def outputs(receipts: list[Receipt]) -> dict[tuple[str, int], list[Any]]:
-    """Values by sink and subtask, in order."""
     found: dict[tuple[str, int], list[Any]] = defaultdict(list)
     for file in (file for receipt in receipts for file in receipt.outputs):
         for batch in read_outputs(file.file):
@@ -91,7 +87,6 @@ def values(receipts: list[Receipt], sink: str) -> list[Any]:
 
 
 def assert_running_totals(updates: list[Any], given: dict[int, Any]) -> None:
-    """Every order gives one update, with its customer's running total."""
     assert sorted(update["id"] for update in updates) == sorted(given)
     sums: dict[str, int] = defaultdict(int)
     for update in updates:
@@ -134,7 +129,6 @@ def test_more_partitions_than_may_be_open(
 
 
 def test_what_cannot_be_assembled(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """Where an operator cannot be opened, those before it are closed."""
     with pytest.raises(ExactlyOnceError, match="no database today"):
         Computing(fed, loaded("half_opened"), 1, tmp_path).run()
     assert Opened.count == 0

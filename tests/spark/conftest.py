@@ -111,9 +111,16 @@ def world(target: Any) -> Iterator[Any]:
         driver.close()
 
 
+@pytest.fixture(scope="session")
+def mixed(kafka: KafkaCluster) -> str:
+    """A topic with transactions that were committed and aborted."""
+    from reads import mixed_topic
+
+    return mixed_topic(kafka)
+
+
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """`failing(name)` makes the next pass of that failpoint raise."""
     monkeypatch.setenv("EXACTLYONCE_FAILPOINTS_FIRED", str(tmp_path))
 
     def arm(name: str) -> None:

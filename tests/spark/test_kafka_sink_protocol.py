@@ -50,14 +50,6 @@ def transactions(config: ClientConfig) -> Iterator[Transactions]:
         yield made
 
 
-def test_tasks_share_their_ids(world: World) -> None:
-    """Batches leave one transactional id for each task, and not for each batch."""
-    planner, committer = world.pair("a")
-    for batch, partitions in enumerate((3, 1, 2)):
-        committer.commit(Job(QUERY, batch), world.tasks(planner, batch, partitions))
-    assert len(world.target.states()) == 3
-
-
 def test_headers_and_partitions_arrive(world: World) -> None:
     """Each row's headers arrive in their order; a null among them, or a name that is null, is refused."""
     header = StructType().add("key", StringType()).add("value", BinaryType())
@@ -66,7 +58,6 @@ def test_headers_and_partitions_arrive(world: World) -> None:
     pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
     def written(batch: int, *headers: Any) -> list[Flushed]:
-        """A row for each list of headers, for partition 1."""
         columns = [pa.array(map(str, headers)), pa.array([1] * len(headers)), pa.array(headers, pa.list_(pair))]
         rows = pa.record_batch(columns, names=world.schema.names)
         return [world.task_of(planner, planner.assign(), Job(QUERY, batch), rows)]
@@ -271,7 +262,6 @@ def test_runs_of_drivers_of_one_application() -> None:
 
 
 def test_what_a_sink_refuses_before_it_writes(world: World, config: ClientConfig) -> None:
-    """A missing topic, decisions that were deleted, and a row without topic are told."""
     with pytest.raises(TopicError, match="nowhere"):
         world.driver("a", topic="nowhere").assign()
     world.schema = StructType().add("value", StringType()).add("topic", StringType())

@@ -30,8 +30,6 @@ DRIVER_STEPS_OF_STORES = ("worker-flushed=stop@2", "store-committing=stop@2", "c
 
 
 class Query:
-    """A query that copies files to a target, by drivers that are killed."""
-
     def __init__(self, target: Target | TopicTarget, folder: Path) -> None:
         self.target, self.folder = target, folder
         self.options = {
@@ -76,7 +74,7 @@ def test_the_driver_is_killed(query: Query) -> None:
     is_kafka = query.target.store == "kafka"
     for step in DRIVER_STEPS_OF_KAFKA if is_kafka else DRIVER_STEPS_OF_STORES:
         with query.driver(step) as driver:
-            driver.kill_at(step.split("=")[0])
+            driver.await_fired(step.split("=")[0])
     with query.driver(kind="connect" if is_kafka else "classic") as driver:
         driver.end()
     query.assert_exact()

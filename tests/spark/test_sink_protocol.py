@@ -39,6 +39,8 @@ def test_batches(world: World) -> None:
             flushed = world.tasks(planner, batch, partitions)
             assert not any(task.has_output for task in flushed)
     world.target.assert_settled()
+    if world.target.store == "kafka":
+        assert len(world.target.states()) == 3, "one transactional id for each task, and not for each batch"
     history = read_history({"bootstrap.servers": world.kafka.bootstrap_servers}, world.name)
     assert history.unfinalized is None
     assert len(history.manifests) == 3

@@ -38,13 +38,11 @@ class Stream:
         (folder / "in").mkdir(exist_ok=True)
 
     def feed(self, count: int = 40) -> None:
-        """The file of one more batch."""
         lines = [json.dumps(row._asdict()) for row in rows_of(self.fed, 0, count)]
         (self.folder / "in" / f"{self.fed}.json").write_text("\n".join(lines))
         self.fed += 1
 
     def rows(self, files_max: int = 1) -> DataFrame:
-        """What the files hold."""
         files = self.spark.readStream.schema(COLUMNS).format("json").option("maxFilesPerTrigger", files_max)
         return files.load(str(self.folder / "in"))
 
@@ -53,12 +51,10 @@ class Stream:
         return {"sinkId": self.target.name, "kafka.bootstrap.servers": servers, **self.target.options, **options}
 
     def run(self, rows: DataFrame, checkpoint: str = "checkpoint", **options: str) -> None:
-        """Write all that is there, and end."""
         writer = rows.writeStream.format("exactlyonce").options(**self.given(**options)).trigger(availableNow=True)
         assert writer.option("checkpointLocation", str(self.folder / checkpoint)).start().awaitTermination(LIMIT_S)
 
     def write(self, rows: DataFrame, mode: str = "append", **options: str) -> None:
-        """A batch write."""
         rows.write.format("exactlyonce").mode(mode).options(**self.given(**options)).save()
 
     def expected(self) -> list[Row]:

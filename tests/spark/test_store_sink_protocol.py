@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,8 +19,12 @@ from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink.driver import SinkDriver
 from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.position import Job
+from exactlyonce.engines.spark.sink.store_task import write_store_task
 from exactlyonce.pipeline import failpoints
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, RecordError, StoreError, StoreUnavailable
+from exactlyonce.sinks.mysql.prepared import PreparingMySQLStore
+from exactlyonce.sinks.postgres.prepared import PreparingPostgresStore
+from exactlyonce.sinks.prepared import writer
 from exactlyonce.sinks.writer import SinkFailed
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -252,7 +257,6 @@ def test_a_query_that_is_stopped_while_it_commits(
 
 
 def test_upserts(world: World) -> None:
-    """An upsert changes the row of its key, from one batch to the next and within one."""
     world.target.make(COLUMNS.replace("customer varchar(20) NOT NULL", "customer varchar(20) NOT NULL UNIQUE"))
     planner, committer = world.pair("a", mode="upsert", key="customer")
     for batch in range(2):
@@ -273,10 +277,39 @@ def test_at_least_once(world: World) -> None:
     assert world.target.hidden() == []
 
 
-@pytest.mark.exhaustive(but=["prepared"])
-@pytest.mark.parametrize(
-    ("target", "commit"), [("postgres", "prepared"), ("mariadb", "xa")], indirect=["target"], ids=["prepared", "xa"]
+PREPARING: dict[str, Any] = {"prepared": PreparingPostgresStore, "xa": PreparingMySQLStore}
+EACH_PREPARING = pytest.mark.parametrize(
+    ("target", "commit"), [("postgres", "prepared"), ("mariadb", "xa")], indirect=["target"], ids=PREPARING
 )
+
+
+@pytest.mark.exhaustive(but=["prepared"])
+@EACH_PREPARING
+def test_rows_that_take_long_to_come(commit: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a task waits for its next rows its writer shows that it lives, so that the store does not end its
+    transaction, as it does with that of a dead client."""
+    kept, keep = threading.Event(), PREPARING[commit].keep
+
+    def keeping(self: Any) -> None:
+        keep(self)
+        kept.set()
+
+    def batches() -> Iterator[Any]:
+        for part in range(2):
+            yield world.target.batch(rows_of(0, part))
+            assert kept.wait(LIMIT_S)
+
+    monkeypatch.setattr(PREPARING[commit], "keep", keeping)
+    monkeypatch.setattr(writer, "KEEP_INTERVAL_MS", 100)
+    monkeypatch.setattr(writer, "CHUNK_SIZE", 1)  # so that the first rows begin a transaction
+    planner, committer = world.pair("a", commit=commit)
+    job = Job(QUERY, 0)
+    committer.commit(job, [write_store_task(planner.options, planner.assign(), job, 0, False, batches())])
+    assert world.found() == expected(0)
+
+
+@pytest.mark.exhaustive(but=["prepared"])
+@EACH_PREPARING
 def test_prepared_transactions_of_a_driver_that_begins_anew(world: World, commit: str) -> None:
     """The process that commits goes on with the next incarnation of its driver, though it has cleaned for the one
     before: after a task that was tried again and a query that was stopped, a batch is committed as any other."""

@@ -13,19 +13,15 @@ TARGET = "flawed_pipelines:flawed"
 
 
 class Quiet(Silent):
-    """The `AuditProgress` of an audit."""
-
     def passed(self, offsets: int) -> None:
         pass
 
 
 def run_flawed(fed: Fed, *arguments: str, parallelism: int = 2, interval: str = "200ms") -> None:
-    """`exactlyonce run --until latest` of the pipeline that does wrong."""
     run_local(fed, parallelism, TARGET, *arguments, interval=interval, env={FLAWED: "1"})
 
 
 def order_at(kafka: KafkaCluster, topic: str, partition: int, offset: int) -> int:
-    """The id of an input record."""
     records = kafka.read_committed(topic)
     (found,) = [each for each in records if (each.partition, each.offset) == (partition, offset)]
     return int(json.loads(found.value or b"")["id"])

@@ -35,7 +35,6 @@ HERE = Path(__file__).parent
 
 
 def load_pipeline(module: str, attribute: str, name: str, **params: str) -> Loaded:
-    """The pipeline of a function of a module of the tests."""
     folder = HERE if module == "bounded_pipelines" else HERE.parents[1] / "engines"
     reference: dict[str, object] = {
         "module": module,
@@ -72,16 +71,13 @@ class Fed:
 
     @property
     def all(self) -> list[tuple[str, str]]:
-        """Both sides."""
         return self.left + self.right
 
     @property
     def config(self) -> dict[str, str]:
-        """How a client reaches the cluster."""
         return {"bootstrap.servers": self.kafka.bootstrap_servers}
 
     def history(self) -> History:
-        """What is decided."""
         return read_history(self.config, self.name)
 
     def open_transactions(self) -> list[str]:
@@ -100,7 +96,6 @@ class Fed:
         assert found == needed, f"orphans: {found - needed}, missing: {needed - found}"
 
     def assert_output(self) -> None:
-        """Every output topic of `broad` holds exactly what a fold over the input gives."""
         assert_copies(self.kafka, f"{self.name}-copies", self.all)
         assert_totals(self.kafka, f"{self.name}-out", self.all)
         numbers: dict[int, int] = defaultdict(int)
@@ -111,7 +106,6 @@ class Fed:
         assert sorted(each["id"] for each in rounds) == sorted(json.loads(value)["id"] for _, value in self.all)
 
     def assert_state(self, loaded: Loaded, manifest: Manifest) -> None:
-        """The checkpoint's state of `broad` is what a fold over the input gives."""
         sums: dict[str, int] = defaultdict(int)
         buckets: dict[int, int] = defaultdict(int)
         for _, value in self.all:
@@ -123,7 +117,6 @@ class Fed:
 
 
 def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> dict[Any, Any]:
-    """The state that *manifest* has of an operator, by key."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     graph = loaded.pipeline.build()
     snapshot = next((each for each in manifest.operators if each.operator == operator), None)
@@ -181,7 +174,6 @@ def exactlyonce(kafka: KafkaCluster, *words: str, folder: Path = HERE) -> str:
 
 
 def start(fed: Fed, target: str, *arguments: str, env: Mapping[str, str] | None = None, **params: str) -> Run:
-    """`exactlyonce run` as its users have it."""
     options = [f"--param={key}={value}" for key, value in {"name": fed.name, **params}.items()]
     path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
     return Run(fed.kafka.bootstrap_servers, target, *options, *arguments, env={"PYTHONPATH": path, **(env or {})})
@@ -191,7 +183,6 @@ def run_local(
     fed: Fed, parallelism: int, target: str = "bounded_pipelines:broad", *arguments: str,
     interval: str = "200ms", env: Mapping[str, str] | None = None, **params: str,
 ) -> None:  # fmt: skip
-    """`exactlyonce run --until latest`."""
     options = ("--parallelism", str(parallelism), "--until", "latest", "--checkpoint-interval", interval)
     options += ("--checkpoint-storage", fed.storage or "topic")
     run = start(fed, target, *options, *arguments, env=env, **params)

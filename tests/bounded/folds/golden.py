@@ -35,7 +35,6 @@ class Golden:
 
 
 def states_of(fed: Fed, loaded: Loaded, manifest: Manifest) -> States:
-    """The bytes of each key's state in *manifest*."""
     graph = loaded.pipeline.build()
     reader = BlockReader(fed.config, find_topic(fed.config, fed.name))
     found: States = {}

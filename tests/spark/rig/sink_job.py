@@ -34,7 +34,6 @@ def session(kind: str) -> SparkSession:
 
 
 def writing_in_two_parts(folder: Path, options: dict[str, str], falls: str) -> Callable[[DataFrame, int], None]:
-    """The function of `foreachBatch`."""
     ways = dict(each.split("=") for each in falls.split(","))
 
     def fall(place: str) -> None:

@@ -56,7 +56,6 @@ class Target:
             self.make(COLUMNS)
 
     def make(self, columns: str) -> None:
-        """The table, anew."""
         number = "bigserial" if self.store == "postgres" else "bigint AUTO_INCREMENT"
         self.sql(f"DROP TABLE IF EXISTS {self.table}")
         self.sql(f"CREATE TABLE {self.table} (place {number} PRIMARY KEY, {columns})")
@@ -66,7 +65,6 @@ class Target:
 
     @property
     def options(self) -> dict[str, str]:
-        """As a user writes them."""
         if self.store == "files":
             return {"sink": "files", "path": str(self.folder)}
         if self.store == "redis":

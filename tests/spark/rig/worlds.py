@@ -36,11 +36,9 @@ class World:
         return self.made[-1]
 
     def pair(self, name: str, **changes: str) -> tuple[SinkDriver, SinkDriver]:
-        """The planner and the committer of the driver *name*."""
         return self.driver(name, **changes), self.driver(name, **changes)
 
     def tasks(self, planner: SinkDriver, batch: int, partitions: int = 2, query: str = QUERY) -> list[Flushed]:
-        """Plan a batch, and run its tasks."""
         return self.job(planner, Job(query, batch), [rows_of(batch, each) for each in range(partitions)])
 
     def job(self, planner: SinkDriver, job: Job, tasks: Sequence[Sequence[Row]]) -> list[Flushed]:
@@ -69,7 +67,6 @@ class World:
         return write_store_task(options, assignment, job, place, attempt > 0, [batch])
 
     def found(self) -> list[Row]:
-        """All rows that a reader sees."""
         return self.target.found()
 
     def assert_exact(self, *batches: int, partitions: int = 2) -> None:

@@ -1,15 +1,19 @@
-"""The shares of recomputed outputs, and where they go."""
+"""Recomputed outputs: their shares, where they go, whether their counts agree, and a commit that fails."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import cast
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
 from manifests import committable as committed
 from manifests import manifest
 
 from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.replay.reproduce import Count, _commit, agree
 from exactlyonce.engines.bounded.replay.sharing import (
     RecomputedOutput,
     flat,
@@ -20,6 +24,7 @@ from exactlyonce.engines.bounded.replay.sharing import (
     topic_of,
 )
 from exactlyonce.engines.bounded.unit.staging import OutputBatch
+from exactlyonce.pipeline.errors import BrokerUnavailable
 
 
 def committable(name: str, checkpoint: int = 7, **counts: int) -> Committable:
@@ -34,7 +39,6 @@ def outputs(keys: Iterable[str]) -> list[RecomputedOutput]:
 
 
 def digit(key: bytes | None, count: int) -> int | None:
-    """A partitioner for such keys."""
     return None if key is None else int(key) % count
 
 
@@ -87,7 +91,6 @@ def test_what_cannot_be_what_was_lost_is_refused(keys: str, lost: dict[str, int]
 
 
 def test_batches_are_taken_apart() -> None:
-    """Lists that are not there are None for every record."""
     batches = [
         OutputBatch([b"1", None], None, None, None),
         OutputBatch([b"2"], [b"k"], [[("h", b"x")]], [("in", 0, 5)]),
@@ -97,3 +100,40 @@ def test_batches_are_taken_apart() -> None:
         RecomputedOutput(None, None, None, None),
         RecomputedOutput(b"k", b"2", [("h", b"x")], ("in", 0, 5)),
     ]
+
+
+def test_counts_agree_if_what_is_dealt_out_at_random_fills_the_rest() -> None:
+    """A replay agrees if no partition gets more than it had, and records without a key are as many as are left."""
+
+    def of(*replayed: tuple[int | None, int, int | None]) -> list[Count]:
+        return [Count("out", "t", partition, count, decided) for partition, count, decided in replayed]
+
+    assert agree(of((0, 3, 3), (1, 2, 2)))
+    assert agree(of((0, 1, 3), (1, 2, 2), (None, 2, None)))
+    assert not agree(of((0, 3, 3), (1, 1, 2)))
+    assert not agree(of((0, 4, 3), (1, 1, 2)))
+    assert not agree(of((0, 1, 3), (1, 2, 2), (None, 3, None)))
+
+
+class Failing:
+    def __init__(self, error: KafkaError) -> None:
+        self.error = error
+
+    def commit_transaction(self, timeout: float) -> None:
+        raise KafkaException(self.error)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True), "all or none, is unknown"),
+        (KafkaError(KafkaError._FENCED, "fenced", fatal=True), "all or none, is unknown"),
+        (KafkaError(KafkaError._INCONSISTENT, "not delivered", txn_requires_abort=True), "Nothing of it is visible"),
+    ],
+    ids=["no answer", "fenced", "refused"],
+)
+def test_a_commit_that_fails(error: KafkaError, said: str) -> None:
+    """The broker may have committed before the answer was lost, or before the producer was fenced. An error that asks
+    for an abort came instead of the commit."""
+    with pytest.raises(BrokerUnavailable, match=said):
+        _commit(ClientConfig({"bootstrap.servers": "nobody:9092"}), cast(Producer, Failing(error)), "again")
