@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from auditing import Quiet
-from bounded import HERE, Silent
+from bounded import Silent, load_pipeline
 from running import orders
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -21,7 +21,7 @@ from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.bounded.submit import Submit, in_process, perform, settled
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
@@ -46,13 +46,8 @@ class Changing:
         kafka.create_topic(f"{name}-in", 2)
 
     def loaded(self, delivery: str) -> Loaded:
-        reference: dict[str, object] = {
-            "module": "stored",
-            "attribute": "changing",
-            "params": {"name": self.name, "database": str(self.folder / "rows.db"), "delivery": delivery},
-            "path": str(HERE.parents[1] / "engines"),
-        }
-        return Loaded(load_reference(reference), reference)
+        database = str(self.folder / "rows.db")
+        return load_pipeline("stored", "changing", self.name, database=database, delivery=delivery)
 
     def catch_up(self, delivery: str, submit: Submit = in_process) -> None:
         """Feed it, and run to the end of the input."""

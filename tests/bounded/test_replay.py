@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -29,7 +29,8 @@ from exactlyonce.pipeline.errors import BrokerUnavailable
 
 def committable(name: str, checkpoint: int = 7, **counts: int) -> Committable:
     """`p1=4` is four records in partition 1."""
-    return committed(name, checkpoint=checkpoint, **{place: (0, count) for place, count in counts.items()})
+    places: dict[str, Any] = {place: (0, count) for place, count in counts.items()}
+    return committed(name, checkpoint=checkpoint, **places)
 
 
 def outputs(keys: Iterable[str]) -> list[RecomputedOutput]:

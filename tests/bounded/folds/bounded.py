@@ -28,6 +28,7 @@ from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.state.backend import Table
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -116,16 +117,21 @@ class Fed:
         assert state(self.kafka, loaded, manifest, "rounds") == dict(buckets)
 
 
-def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> dict[Any, Any]:
+def table_of(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> Table[Any]:
+    """The state that *manifest* has of an operator, by encoded key."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     graph = loaded.pipeline.build()
     snapshot = next((each for each in manifest.operators if each.operator == operator), None)
     groups = range(graph.max_parallelism)
     node, topic = graph.node(operator), find_topic(config.confluent(), manifest.pipeline)
     with closing(block_storage(config, topic, manifest.storage)) as blocks:
-        table = restore_table(
+        return restore_table(
             node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, blocks, backend=HashMapBackend()
         )
+
+
+def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> dict[Any, Any]:
+    table = table_of(kafka, loaded, manifest, operator)
     return {msgspec.msgpack.decode(key): value for key, value in table.items()}
 
 
@@ -183,7 +189,7 @@ def run_local(
     fed: Fed, parallelism: int, target: str = "bounded_pipelines:broad", *arguments: str,
     interval: str = "200ms", env: Mapping[str, str] | None = None, **params: str,
 ) -> None:  # fmt: skip
-    options = ("--parallelism", str(parallelism), "--until", "latest", "--checkpoint-interval", interval)
-    options += ("--checkpoint-storage", fed.storage or "topic")
+    options = ["--parallelism", str(parallelism), "--until", "latest", "--checkpoint-interval", interval]
+    options += ["--checkpoint-storage", fed.storage or "topic"]
     run = start(fed, target, *options, *arguments, env=env, **params)
     assert run.wait() == 0, run.said

@@ -44,7 +44,9 @@ class Target:
     """The table, stream or folder of one test."""
 
     def __init__(self, store: str, kafka: KafkaCluster, servers: Servers | None, name: str, folder: Path) -> None:
-        self.store, self.kafka, self.servers, self.name = store, kafka, servers, name
+        self.store, self.kafka, self.name = store, kafka, name
+        self.servers: Any = servers
+        """Of a folder there are none."""
         self.table = f"rows_{zlib.crc32(name.encode()):08x}"
         self.folder = folder / "target"
         self.address = folder / f"address-of-{store}"

@@ -66,7 +66,7 @@ class World:
             return write_task(options, assignment, job, place, attempt, [batch])
         return write_store_task(options, assignment, job, place, attempt > 0, [batch])
 
-    def found(self) -> list[Row]:
+    def found(self) -> Any:
         return self.target.found()
 
     def assert_exact(self, *batches: int, partitions: int = 2) -> None:
