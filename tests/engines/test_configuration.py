@@ -118,10 +118,7 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
         ("[run]\nparallelism = 2.5", "parallelism is 2.5: write a whole number"),
         ("[run]\nparallelism = true", "parallelism is True: write a whole number"),
         ("[run]\nparallelism = 0", "parallelism is 0: it must be at least 1"),
-        (
-            "[run]\ncheckpoint_partitions = 1",
-            "checkpoint_partitions \\(--checkpoint-partitions\\) is 1: it must be at least 2",
-        ),
+        ("[run]\ncheckpoint_partitions = 1", "checkpoint_partitions .* is 1: it must be at least 2"),
         ("[run]\nuntil = 'later'", "until is 'later': choose one of running, latest"),
         ("[run]\nthreads = 2", "\\[run\\] has no key 'threads'. It has: parallelism"),
         ("[run]\nfrom_savepoint = 'first'", "from_savepoint \\(--from-savepoint\\): it is no URL"),
@@ -130,7 +127,7 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
         ("[run]\nfrom_savepoint = 1\nmap = {a = 1}", "map is {'a': 1}: write a name for each name"),
         (
             "[run]\nfrom_savepoint = 1\nallow_dropped_state = 'yes'",
-            "allow_dropped_state \\(--allow-dropped-state\\) is 'yes': write true or false",
+            "allow_dropped_state .* is 'yes': write true or false",
         ),
         ("[run]\nmap = {a = 'b'}", "map is for a run that begins from a savepoint: add --from-savepoint"),
         ("[checkpoints]\n", "there is no table \\[checkpoints\\]"),
@@ -138,10 +135,7 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
         ("[checkpoint]\ninterval = '1ms'", "checkpoints need at least 10 ms"),
         ("[checkpoint]\nnum_retained = 'many'", "num_retained \\(--num-retained\\) is 'many': write a whole number"),
         ("[state]\nbackend = 'disk'", "state_backend \\(--state-backend\\) is 'disk': choose one of hashmap, rocksdb"),
-        (
-            "[state]\nmemory = 'much'",
-            "state_memory \\(--state-memory\\) is 'much': write a number with a unit, as 64kb",
-        ),
+        ("[state]\nmemory = 'much'", "state_memory .* is 'much': write a number with a unit, as 64kb"),
         ("[state]\nmemory = '10kb'", "is 10.0 kB: give it 1.0 MB at least"),
         ("[state]\nsize = 1", "\\[state\\] has no key 'size'. It has: backend, memory, folder"),
         ("[restart]\nstrategy = 'never'", "There is no restart strategy 'never'"),

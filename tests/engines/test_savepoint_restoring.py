@@ -138,7 +138,7 @@ def exported_counts(folder: Path, state: Any = 2) -> tuple[str, list[KeptEntry]]
 
 @pytest.mark.parametrize("max_parallelism", [128, 24])
 def test_states_are_written_anew(
-    max_parallelism: int, tmp_path: Path, manifest_of: Any, storage: FileStorage, restoring: Any
+    max_parallelism: int, tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any
 ) -> None:
     """From an export into blocks of three subtasks: every state is there, in the key group that is its key's now."""
     url, states = exported_counts(tmp_path)
@@ -152,7 +152,7 @@ def test_states_are_written_anew(
 
 
 def test_states_are_read_some_at_a_time(
-    tmp_path: Path, manifest_of: Any, monkeypatch: pytest.MonkeyPatch, storage: FileStorage, restoring: Any
+    tmp_path: Path, manifest_of: Any, monkeypatch: Any, storage: Any, restoring: Any
 ) -> None:
     """The state of an old subtask may be larger than memory: what the first entries need is read, and no more."""
     monkeypatch.setattr(kept_states, "READ_BYTES", 1)
@@ -173,7 +173,7 @@ def test_states_are_read_some_at_a_time(
     assert len(fetched) < 2 * len(set(fetched)), "what a key group shares with the one before it, at most, again"
 
 
-def test_states_of_two_versions(tmp_path: Path, manifest_of: Any, storage: FileStorage, restoring: Any) -> None:
+def test_states_of_two_versions(tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any) -> None:
     """As a checkpoint of before may have them whose pipeline has gone on with another version: files are no more than
     it takes, and every state is restored with its own; but not without the migration, which says what the old ones
     mean. None is said to be of the newer one's schema."""
@@ -208,7 +208,7 @@ def by_number(record: bytes) -> int:
     return len(record)
 
 
-def test_state_by_other_keys(tmp_path: Path, manifest_of: Any, storage: FileStorage, restoring: Any) -> None:
+def test_state_by_other_keys(tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any) -> None:
     """It is refused, for no record would find it, also where a pipeline goes on from its newest checkpoint; or left
     behind, where that is wanted."""
     states = [KeptEntry(key_group(key, 128), key, b"\x05", 1) for key in (canonical_key("ann"),)]
@@ -228,7 +228,7 @@ def test_state_by_other_keys(tmp_path: Path, manifest_of: Any, storage: FileStor
 
 @pytest.mark.parametrize("max_parallelism", [128, 24])
 def test_who_is_fenced_meanwhile_reads_no_further(
-    max_parallelism: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restoring: Any
+    max_parallelism: int, tmp_path: Path, monkeypatch: Any, restoring: Any
 ) -> None:
     """A heartbeat that is refused ends a restore at once, with its error: what it wrote yet would be for nothing."""
     monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.0)
@@ -256,7 +256,7 @@ def test_who_is_fenced_meanwhile_reads_no_further(
 
 
 def test_what_waits_for_the_storage_looks_whether_it_is_fenced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: FileStorage, restoring: Any
+    tmp_path: Path, monkeypatch: Any, storage: Any, restoring: Any
 ) -> None:
     """A storage that is away is waited for ten minutes: not by who is fenced."""
     url, _ = exported_counts(tmp_path)
@@ -299,13 +299,7 @@ def exported_loop(folder: Path) -> str:
 @pytest.mark.parametrize(("loop", "mapping"), [("again", {}), ("renamed", {"again": "renamed"})])
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
 def test_what_goes_round_is_written_anew(
-    parallelism: int,
-    loop: str,
-    mapping: dict[str, str],
-    tmp_path: Path,
-    manifest_of: Any,
-    storage: FileStorage,
-    restoring: Any,
+    parallelism: int, loop: str, mapping: dict[str, str], tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any
 ) -> None:
     """Every record is taken once, by one subtask, those of a former subtask in their order, and knows its origin."""
     url = exported_loop(tmp_path)
@@ -328,7 +322,7 @@ def test_what_goes_round_is_written_anew(
 
 
 def test_more_goes_round_than_a_storage_takes_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: FileStorage, restoring: Any
+    tmp_path: Path, monkeypatch: Any, storage: Any, restoring: Any
 ) -> None:
     for module, name, value in ((in_flight, "PIECE_BYTES", 60), (writer, "PENDING_MAX", 80)):
         monkeypatch.setattr(module, name, value)
@@ -391,9 +385,7 @@ def test_a_loop_of_the_same_type() -> None:
         require_same("again", Tagged, [LoopEntry(0, written, "orders", 0, 0)], "savepoint", describe(Labelled))
 
 
-def test_a_savepoint_says_what_goes_round(
-    tmp_path: Path, manifest_of: Any, storage: FileStorage, restoring: Any
-) -> None:
+def test_a_savepoint_says_what_goes_round(tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any) -> None:
     """The type of its records goes from a log to an export and from there to a log, of whatever loop takes them."""
     kept = msgspec.structs.replace(saved(("right",), ()), loops=(SavedLoop("again", len(ROUNDS), "int"),))
     url = export(Given(kept, [], ROUNDS), f"file://{tmp_path}")

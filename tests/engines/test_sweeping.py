@@ -121,29 +121,31 @@ def answered(outcome: Outcome) -> ask.Procedure[Outcome]:
     yield
 
 
-class TestHeartbeats:
-    """What a broker seldom does is said by the log in its place."""
+# What a broker seldom does is said by the log in its place.
 
-    def test_one_that_was_not_written_is_tried_again(self, leader: PipelineLeader, monkeypatch: Any) -> None:
-        """A broker that refuses a record, for whatever reason, says nothing of a newer one: it is asked again."""
-        log, outcomes = leader.leader.log, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
-        real = log.heartbeat
-        monkeypatch.setattr(log, "heartbeat", lambda **more: answered(outcomes.pop()) if outcomes else real(**more))
-        assert leader.begin_attempt(1) == leader.manifest
-        assert outcomes == []
 
-    def test_one_that_is_never_written_is_an_absent_broker(self, leader: PipelineLeader, monkeypatch: Any) -> None:
-        """When the time of an append is over, the incarnation ends as without a broker, never as fenced."""
-        monkeypatch.setattr(leader.leader.log, "append_timeout_ms", 500)
-        monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.NOT_WRITTEN))
-        with pytest.raises(BrokerUnavailable, match="Nothing is lost: run the pipeline again"):
-            leader.begin_attempt(1)
-        leader.upkeep()
+def test_a_heartbeat_that_was_not_written_is_tried_again(leader: PipelineLeader, monkeypatch: Any) -> None:
+    """A broker that refuses a record, for whatever reason, says nothing of a newer one: it is asked again."""
+    log, outcomes = leader.leader.log, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
+    real = log.heartbeat
+    monkeypatch.setattr(log, "heartbeat", lambda **more: answered(outcomes.pop()) if outcomes else real(**more))
+    assert leader.begin_attempt(1) == leader.manifest
+    assert outcomes == []
 
-    @pytest.mark.parametrize("act", [lambda each: each.begin_attempt(1), lambda each: each.upkeep()])
-    def test_one_whose_outcome_is_unknown_ends_the_incarnation(
-        self, act: Any, leader: PipelineLeader, monkeypatch: Any
-    ) -> None:
-        monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.UNKNOWN))
-        with pytest.raises(Undetermined, match="is not known"):
-            act(leader)
+
+def test_a_heartbeat_that_is_never_written_is_an_absent_broker(leader: PipelineLeader, monkeypatch: Any) -> None:
+    """When the time of an append is over, the incarnation ends as without a broker, never as fenced."""
+    monkeypatch.setattr(leader.leader.log, "append_timeout_ms", 500)
+    monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.NOT_WRITTEN))
+    with pytest.raises(BrokerUnavailable, match="Nothing is lost: run the pipeline again"):
+        leader.begin_attempt(1)
+    leader.upkeep()
+
+
+@pytest.mark.parametrize("act", [lambda each: each.begin_attempt(1), lambda each: each.upkeep()])
+def test_a_heartbeat_whose_outcome_is_unknown_ends_the_incarnation(
+    act: Any, leader: PipelineLeader, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.UNKNOWN))
+    with pytest.raises(Undetermined, match="is not known"):
+        act(leader)
