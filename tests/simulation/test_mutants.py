@@ -15,8 +15,6 @@ MUTANT_SEEDS = 120
 
 
 class Found(NamedTuple):
-    """The first seed with which the oracle finds a planted defect, and what it says."""
-
     seed: int
     broken: Broken
 
@@ -49,5 +47,4 @@ def test_a_planted_defect_is_found(name: str) -> None:
 
 
 def test_there_are_fifty_planted_defects_and_more() -> None:
-    """At least fifty rules are left out in turn."""
     assert len(MUTANTS) >= 50

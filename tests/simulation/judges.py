@@ -1,8 +1,9 @@
-"""The judge where barriers overtake, or records go round: what was on its way is in blocks, and nowhere else.
+"""Judges where records are on their way at a checkpoint, and where what was taken early may come again.
 
-A record on its way to a count has come to it as far as Sn goes, and not as far as the state goes; so has what becomes
-of it behind the count. From the words of the steps it works out to which states and sinks each one is still to come.
-The last checkpoint before a clean end, but for a stop, has none on its way.
+Where barriers overtake, or records go round, what was on its way is in blocks, and nowhere else. A record on its way to
+a count has come to it as far as Sn goes, and not as far as the state goes; so has what becomes of it behind the count.
+From the words of the steps the judge works out to which states and sinks each one is still to come. The last checkpoint
+before a clean end, but for a stop, has none on its way. At least once, nothing is missing at the end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 from oracle import Oracle
+from readers import Readers
 from topologies import CYCLE, Event
 from watched import demand
 
@@ -21,8 +23,6 @@ from exactlyonce.pipeline.keys import canonical_key
 
 
 class OracleUnaligned(Oracle):
-    """See the module."""
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._awaited: dict[str, Counter[str]] = {}
@@ -67,7 +67,6 @@ class OracleUnaligned(Oracle):
         return b"".join(zlib.decompress(self._body(ref)) for ref in refs)
 
     def _frames(self, log: bytes) -> list[tuple[str, Event]]:
-        """Channel and record of each that is in a log."""
         found = []
         while log:
             name, size = int.from_bytes(log[:2], "big"), int.from_bytes(log[2:6], "big")
@@ -99,3 +98,54 @@ class OracleUnaligned(Oracle):
 
 
 _decoder = msgspec.msgpack.Decoder(tuple[list[Event], list[bytes] | None, list[str], bytes, bytes, bytes])
+
+
+class ReadersAtLeastOnce(Readers):
+    def judge(self, sink: str, event: Event) -> None:
+        name = (event.source, event.partition, event.offset, event.way)
+        self.doubled += name in self._shown[sink]
+        self._shown[sink].add(name)
+        self.seen[sink] += 1
+
+    def complete(self) -> None:
+        for sink in self._shown:
+            wanted = {
+                (source, p, offset, way)
+                for source, each in self._inputs.items()
+                for p, records in enumerate(each.partitions)
+                for offset in range(len(records))
+                for way in self._ways.of(source, offset)[sink]
+            }
+            demand(self._shown[sink] == wanted, f"{sink} lacks {len(wanted - self._shown[sink])} records")
+
+
+class OracleAtLeastOnce(Oracle):
+    readers: ReadersAtLeastOnce
+    readers_of = ReadersAtLeastOnce
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._found: Counter[str] = Counter()
+        """By sink, how many records the manifests have."""
+        self._rounds = 0
+        """How many records went round at the newest."""
+
+    def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:
+        self._rounds = sum(log.records for log in manifest.channel_logs)
+        return self._blocks_on_their_way(manifest)
+
+    def _judge_records(self, checkpoint: int, sink: str, records: int, owed_before: int) -> None:
+        self._found[sink] += records
+        there = bool(self.topology.loops) or self._found[sink] >= self._owed[sink]
+        demand(there, f"sink {sink} has {self._found[sink]} of {self._owed[sink]} records by checkpoint {checkpoint}")
+
+    def _judge_state(self, checkpoint: int, step: str, found: dict[bytes, int]) -> None:
+        """It may have counted what comes again."""
+
+    def _judge_shown(self, sink: str) -> None:
+        there = self._rounds > 0 or self.readers.seen[sink] >= self._owed[sink]
+        demand(there, f"{sink} shows {self.readers.seen[sink]} of {self._owed[sink]} decided records")
+
+    def close(self) -> None:
+        super().close()
+        self.readers.complete()
