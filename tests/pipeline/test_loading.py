@@ -160,7 +160,7 @@ def engine(tmp_path: Path) -> Engine:
 SCRIPT = PIPELINE + 'if __name__ == "__main__":\n    assert pipeline.run("some", parallelism=2) == 7\n'
 
 
-@pytest.mark.exhaustive(but=["elsewhere", "package", "imported"])
+@pytest.mark.exhaustive(but=["elsewhere", "package"])
 @pytest.mark.parametrize(
     ("files", "arguments", "found"),
     [
@@ -196,7 +196,7 @@ def test_a_prompt_may_run_inline(engine: Engine) -> None:
     assert msgspec.json.decode(printed)[1:] == [True, {"inline": True}]
 
 
-@pytest.mark.exhaustive(but=["typed", "changing"])
+@pytest.mark.exhaustive(but=["changing"])
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
