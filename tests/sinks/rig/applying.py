@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 import msgspec
 
@@ -30,11 +31,10 @@ class Applied(msgspec.Struct):
 def store_of(store: str) -> Store:
     if store == "redis":
         key = "applied-{}".format
-        return RedisSink[Applied]("env:APPLIED_AT", kind="stream", key=lambda row: key(row.subtask), part_rows=7).store(
-            Applied
-        )
+        redis = RedisSink[Applied]("env:APPLIED_AT", kind="stream", key=lambda row: key(row.subtask), part_rows=7)
+        return redis.store(Applied)
     name, _, mode = store.partition("-")
-    options = {"mode": "upsert", "key": ("subtask", "checkpoint", "number")} if mode else {}
+    options: dict[str, Any] = {"mode": "upsert", "key": ("subtask", "checkpoint", "number")} if mode else {}
     if name == "mariadb":
         return MySQLSink[Applied]("applied", dsn="env:APPLIED_AT", create=True, **options).store(Applied)
     from exactlyonce.sinks.postgres.connection import Limits

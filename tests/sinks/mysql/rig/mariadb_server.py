@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,6 +43,7 @@ class MariaDB:
         self.port = _free_port()
         self._user = "mysql" if os.geteuid() == 0 else getpass.getuser()
         self._process: subprocess.Popen[bytes] | None = None
+        self._connections = threading.local()
         if os.geteuid() == 0:
             os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
         install = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={self.folder / 'data'}"]
@@ -89,6 +91,7 @@ class MariaDB:
 
     def kill(self) -> None:
         """SIGKILL; whatever was not committed is gone."""
+        self._connections = threading.local()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -110,8 +113,13 @@ class MariaDB:
         shutil.rmtree(self.folder)
 
     def sql(self, statement: str, values: Sequence[Any] = (), database: str | None = DATABASE) -> list[tuple[Any, ...]]:
-        """The rows of a statement, by the plain driver over a connection of its own: no code of the sink."""
-        with self.connection(database) as connection, connection.cursor() as cursor:
+        """The rows of a statement, by the plain driver, over the connection of this thread: no code of the sink."""
+        connection = getattr(self._connections, "one", None)
+        if connection is None or not connection.open:
+            connection = self._connections.one = self.connection(None)
+        if database is not None:
+            connection.select_db(database)
+        with connection.cursor() as cursor:
             cursor.execute(statement, values or None)
             return list(cursor.fetchall())
 

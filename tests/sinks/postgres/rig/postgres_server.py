@@ -44,6 +44,7 @@ class PostgresServer:
         self._user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         self.folder = Path(tempfile.mkdtemp(prefix="exactlyonce-postgres-"))
         self._process: subprocess.Popen[bytes] | None = None
+        self._connections: dict[str, psycopg.Connection[Any]] = {}
         self.port = _free_port()
         self._initialize()
 
@@ -89,15 +90,20 @@ class PostgresServer:
         )
 
     def execute(self, statement: str, *values: Any, database: str = "postgres") -> list[tuple[Any, ...]]:
-        """Run a statement as the owner, in a connection of its own."""
-        with psycopg.connect(self.dsn(database), autocommit=True) as connection:
-            cursor = connection.execute(statement.encode(), values or None)
-            return cursor.fetchall() if cursor.description else []
+        """Run a statement as the owner, in the connection to this database that all such statements have."""
+        connection = self._connections.get(database)
+        if connection is None or connection.closed:
+            connection = psycopg.connect(self.dsn(database), autocommit=True, prepare_threshold=None)
+            self._connections[database] = connection
+        cursor = connection.execute(statement.encode(), values or None)
+        return cursor.fetchall() if cursor.description else []
 
     def kill(self) -> None:
         """SIGKILL to the server and all its processes, which have ended then; the data stay as they are."""
         if self._process is None:
             return
+        while self._connections:
+            self._connections.popitem()[1].close()
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # it starts no other now
