@@ -180,7 +180,7 @@ def _carried_through_restart(real: Any, self: Coordinator) -> None:
 # --- blocks ---------------------------------------------------------------------------------------------------------
 
 
-@mutant("rows are not looked for as early as they are written", LEFT, luck="late rows", first=20)
+@mutant("rows are not looked for as early as they are written", LEFT, luck="late rows", first=26)
 @in_place_of(orphans.KnownBlocks, "__init__")
 def _not_ahead(real: Any, self: Any, settings: Any, *, staging: bool = False) -> None:
     real(self, settings)
