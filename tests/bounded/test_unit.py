@@ -16,7 +16,6 @@ from bounded_pipelines import Opened
 from manifests import manifest
 from running import orders
 
-from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.store.blocks import BlockReader
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -51,16 +50,14 @@ class Computing:
         )
         ids = {name: topic.topic_id for name, topic in topics.describe(names.values()).items()}
         topics.close()
-        self.unit = Unit(
-            loaded.reference, self.graph.fingerprint(), dict(self.config.settings), "", 0, parallelism, 1,
-            self.base(parallelism), 1, 0, self.topic, ids, (), (), None, True, False, str(folder),
-        )  # fmt: skip
-
-    def base(self, parallelism: int) -> Manifest:
-        return manifest(
+        base = manifest(
             pipeline=self.graph.pipeline_id, checkpoint=0, incarnation=1, kind="initial", base=0, previous=0,
             fingerprint=self.graph.fingerprint(), max_parallelism=self.graph.max_parallelism, parallelism=parallelism,
             block_partitions=self.topic.partitions,
+        )  # fmt: skip
+        self.unit = Unit(
+            loaded.reference, self.graph.fingerprint(), dict(self.config.settings), "", 0, parallelism, 1,
+            base, 1, 0, self.topic, ids, (), (), None, True, False, str(folder),
         )  # fmt: skip
 
     def run(self, **changes: Any) -> list[Receipt]:
