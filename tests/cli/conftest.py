@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -37,6 +37,7 @@ from exactlyonce.cli.commands import run
 from exactlyonce.cli.main import main, parser
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log_requests import LogRequests
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.configuration import options_from
 from exactlyonce.engines.local.reporting import JsonReporter
 from exactlyonce.engines.local.run import Stopper, run_loaded
@@ -356,8 +357,19 @@ class Orders:
         shown = self.command.done("state", self.name, operator, "--json").out
         return {each["key"]: each["state"] for each in map(json.loads, shown.splitlines())}
 
+    def holds_readers(self) -> bool:
+        """Whether the output has an open transaction: one that was ended until its markers are in all partitions."""
+        with closing(Topics(self.config)) as topics:
+            ends = [topics.end_offsets(f"{self.name}-totals", committed=each) for each in (True, False)]
+        return ends[0] != ends[1]
+
     def totals(self) -> list[bytes | None]:
-        """What is visible in the output, in no certain order."""
+        """What is visible in the output, in no certain order, once no transaction is open there."""
+        wait_until(lambda: not self.holds_readers())
+        return self.totals_now()
+
+    def totals_now(self) -> list[bytes | None]:
+        """What is visible while a transaction is open."""
         return [record.value for record in self.kafka.read_committed(f"{self.name}-totals")]
 
 

@@ -60,9 +60,8 @@ def about(found: Findings, kind: str) -> list[Diagnosis]:
 @contextmanager
 def somebody_writing(orders: Orders) -> Iterator[None]:
     """While a program has a transaction of its own, with one record in the output, open and does not end it."""
-    producer = Producer(
-        {"bootstrap.servers": orders.kafka.bootstrap_servers, "transactional.id": f"billing-{orders.name}"}
-    )
+    config = {"transactional.id": f"billing-{orders.name}", "transaction.timeout.ms": LIMIT_S * 1000}
+    producer = Producer(orders.config.confluent(config))
     producer.init_transactions(LIMIT_S)
     producer.begin_transaction()
     producer.produce(f"{orders.name}-totals", b"0", partition=1)

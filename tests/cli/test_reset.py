@@ -189,9 +189,9 @@ def test_refuses_while_it_runs(orders: Orders) -> None:
 def test_open_transactions_are_aborted(orders: Orders) -> None:
     """What a killed incarnation left open is aborted, also when the topic was deleted; ids of others are left."""
     orders.ran()
-    servers = {"bootstrap.servers": orders.kafka.bootstrap_servers}
+    lasting = {"transaction.timeout.ms": LIMIT_S * 1000}
     ours, others = f"eo:{orders.name}:out:0:7.0:0", f"eo:{orders.name}:somebody-elses"
-    producers = [Producer({**servers, "transactional.id": name}) for name in (ours, others)]
+    producers = [Producer(orders.config.confluent({**lasting, "transactional.id": each})) for each in (ours, others)]
     for producer in producers:
         producer.init_transactions(LIMIT_S)
         producer.begin_transaction()

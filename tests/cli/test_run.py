@@ -17,7 +17,7 @@ import pytest
 
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S
-from tests.cli.conftest import Orders
+from tests.cli.conftest import Orders, wait_until
 
 pytestmark = pytest.mark.broker
 TOTALS = sorted(b"%d" % total for total in range(1, 101) for _ in range(7))
@@ -38,9 +38,9 @@ def awaited(kind: str, stream: IO[str] | None) -> dict[str, Any]:
 def assert_exact(orders: Orders) -> None:
     """All output is visible, once, and no transaction is open."""
     assert sorted(filter(None, orders.totals())) == TOTALS
+    complete = {"Empty", "CompleteCommit", "CompleteAbort"}  # which a transaction is a moment after its markers
     with closing(Transactions(orders.config)) as transactions:
-        states = {each.state for each in transactions.list(f"eo:{orders.name}:")}
-    assert states <= {"Empty", "CompleteCommit", "CompleteAbort"}
+        wait_until(lambda: {each.state for each in transactions.list(f"eo:{orders.name}:")} <= complete)
 
 
 def test_until_latest(orders: Orders) -> None:

@@ -20,7 +20,6 @@ from exactlyonce.cli import traces
 from exactlyonce.cli.traces import find
 from exactlyonce.cli.transactions import aborting, committing
 from exactlyonce.connectors.kafka.log_requests import LogRequests
-from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, Fenced
@@ -37,16 +36,9 @@ def orders(orders: Orders) -> Orders:
     return orders
 
 
-def readers_are_held(orders: Orders) -> bool:
-    """Whether the output has an open transaction."""
-    with closing(Topics(orders.config)) as topics:
-        open_ends, ends = (topics.end_offsets(f"{orders.name}-totals", committed=each) for each in (True, False))
-    return open_ends != ends
-
-
 def await_readers(orders: Orders) -> None:
     """Wait until no transaction is open: an end is answered before its markers are in all partitions."""
-    wait_until(lambda: not readers_are_held(orders))
+    wait_until(lambda: not orders.holds_readers())
 
 
 def shown(orders: Orders, action: str, *arguments: str) -> Any:
@@ -62,7 +54,7 @@ def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> Non
     listed = shown(orders, "list")
     assert [(each["state"], each["decided_in"]) for each in listed] == [("Ongoing", None)]
     assert {topic for each in listed for topic, _ in each["partitions"]} == {f"{orders.name}-totals"}
-    assert readers_are_held(orders)
+    assert orders.holds_readers()
     orders.command.refused("may be running", "transactions", "abort", orders.name)
     done = orders.command.done("transactions", "abort", orders.name, "--take-over")
     assert done.out.splitlines()[-1] == "1 transaction aborted."
@@ -72,7 +64,7 @@ def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> Non
     orders.killed_at("coordinator-decided")
     found = shown(orders, "abort", "--take-over")
     assert (found["aborted"], [each["decided_in"] for each in found["left"]]) == ([], [1])
-    assert readers_are_held(orders)
+    assert orders.holds_readers()
     orders.ran()
     assert len(orders.totals()) == 700
     await_readers(orders)
@@ -94,7 +86,7 @@ def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytes
         patched.setattr(aborting, "_settled", begun)
         with pytest.raises(ConfigError, match=r"A new instance of .* has begun"):
             aborting.abort_undecided(orders.config, found)
-    assert readers_are_held(orders)
+    assert orders.holds_readers()
     ended = aborting.abort_undecided(orders.config, find(orders.config, orders.name))
     assert (len(ended.aborted), ended.left) == (1, [])
     await_readers(orders)
@@ -119,10 +111,9 @@ def test_what_is_decided_is_shown_in_full_and_committed(orders: Orders) -> None:
     command.refused("has decided", "transactions", "abort", orders.name, name, "--take-over")
     command.refused("none of what waits", "transactions", "commit", orders.name, f"{name}0", "--take-over")
     command.refused("may be running", "transactions", "commit", orders.name)
-    assert readers_are_held(orders)
+    assert orders.holds_readers()
     done = command.done("transactions", "commit", orders.name, name, "--take-over")
     assert done.out.splitlines()[-1] == "Checkpoint 1 is finalized: 1 transaction committed."
-    await_readers(orders)
     assert len(orders.totals()) == 700
     assert "nothing that is decided" in command.done("transactions", "commit", orders.name).out
     orders.write(7)
@@ -151,9 +142,8 @@ def test_a_run_that_begins_while_a_commit_is_under_way(orders: Orders, monkeypat
             patched.setattr(module, name, slow(getattr(module, name)))
             orders.command.refused(says, "transactions", action, orders.name, "--take-over")
         assert begun[-1]() is Outcome.DONE, "it was not fenced"
-    assert (orders.totals(), readers_are_held(orders)) == ([], True)
+    assert (orders.totals_now(), orders.holds_readers()) == ([], True)
     orders.command.done("transactions", "commit", orders.name, "--take-over")
-    await_readers(orders)
     assert len(orders.totals()) == 700
 
 
@@ -170,7 +160,6 @@ def test_a_run_that_finalizes_while_a_commit_is_under_way(orders: Orders, monkey
 
     monkeypatch.setattr(committing, "unfinished", slow)
     orders.command.refused("was finalized meanwhile", "transactions", "commit", orders.name, "--take-over")
-    await_readers(orders)
     assert (sleeper.returncode, len(orders.totals())) == (0, 700)
 
 
@@ -195,7 +184,8 @@ def test_one_of_those_that_nobody_decided(orders: Orders) -> None:
 
 def open_transaction(orders: Orders, name: str) -> str:
     """Leave one open under this id in the output; its producer is never closed, which would abort it."""
-    producer = Producer({"bootstrap.servers": orders.kafka.bootstrap_servers, "transactional.id": name})
+    config = {"transactional.id": name, "transaction.timeout.ms": LIMIT_S * 1000}
+    producer = Producer(orders.config.confluent(config))
     producer.init_transactions(LIMIT_S)
     producer.begin_transaction()
     producer.produce(f"{orders.name}-totals", b"0")
@@ -208,7 +198,6 @@ def test_a_coordinator_that_wakes_up_behind_a_commit(orders: Orders) -> None:
     """One that stood still when its decision was taken over is fenced, and ends; nothing of it comes twice."""
     sleeper = orders.stopped_at("coordinator-decided", "--restart", "none")
     orders.command.done("transactions", "commit", orders.name, "--take-over")
-    await_readers(orders)
     assert len(orders.totals()) == 700
     os.kill(sleeper.pid, signal.SIGCONT)
     said, _ = sleeper.communicate(timeout=LIMIT_S)
@@ -230,7 +219,6 @@ def test_what_the_broker_has_aborted_meanwhile(orders: Orders) -> None:
     assert (shown(orders, "list")[0]["decided_in"], orders.totals()) == (1, [])
     done = shown(orders, "commit", "--take-over")
     assert (done["checkpoint"], list(done["fates"].values())) == (1, ["repaired"])
-    await_readers(orders)
     assert len(orders.totals()) == 700
     orders.ran()
     assert len(orders.totals()) == 700

@@ -70,7 +70,7 @@ NEVER_USED = TransactionState("", "", 1, 0, 0, 0, ())
 class TestTheTableOfAnswers:
     """The rows of the table in `connectors/kafka/transactions.py`."""
 
-    @pytest.mark.parametrize(("before", "asked", "answer", "visible"), ROWS)
+    @pytest.mark.parametrize(("before", "asked", "answer", "visible"), ROWS, ids=[f"{r[0]}-{r[1]}" for r in ROWS])
     def test_a_row(self, cluster: Any, topic: str, before: str, asked: str, answer: EndAnswer, visible: bool) -> None:
         """An end that is carried out raises the epoch by one, once; an answer without one changes nothing."""
         found: TransactionState | None = None
