@@ -290,7 +290,7 @@ mutant(
 )  # fmt: skip
 
 
-@mutant("a finished checkpoint is finalized before its orphans are dropped", LEFT, first=18)
+@mutant("a finished checkpoint is finalized before its orphans are dropped", LEFT, first=21)
 @in_place_of(leader, "finish")
 def _finish_drops_nothing(real: Any, *known: Any, **options: Any) -> Any:
     *others, expire = known
