@@ -152,7 +152,7 @@ def test_states_are_written_anew(
 
 
 def test_states_are_read_some_at_a_time(
-    tmp_path: Path, manifest_of: Any, monkeypatch: Any, storage: Any, restoring: Any
+    tmp_path: Path, manifest_of: Any, monkeypatch: Any, storage: FileStorage, restoring: Any
 ) -> None:
     """The state of an old subtask may be larger than memory: what the first entries need is read, and no more."""
     monkeypatch.setattr(kept_states, "READ_BYTES", 1)
