@@ -236,10 +236,10 @@ class NumberHistories(Histories):
     fn = staticmethod(put_number)
 
 
-LONG = settings(max_examples=settings().max_examples * 3 // 2, stateful_step_count=60)
+LONG = settings(stateful_step_count=60)
 TestHistoriesOfMutableStates = Histories.TestCase
 TestHistoriesOfMutableStates.settings = LONG
-TestHistoriesOfImmutableStates = NumberHistories.TestCase
+TestHistoriesOfImmutableStates = pytest.mark.exhaustive(NumberHistories.TestCase)
 TestHistoriesOfImmutableStates.settings = LONG
 
 

@@ -61,6 +61,7 @@ class TestTiered(StateBackendContract):
         return RocksDBBackend(self.folder, 4 << 20)
 
 
+@pytest.mark.exhaustive
 class TestTieredInNoMemory(TestTiered):
     """It does so where nothing stays in memory, and every interval spills; wherever its slices end."""
 
@@ -206,6 +207,7 @@ class EncodedBackend:
         pass
 
 
+@pytest.mark.exhaustive
 class TestAnotherBackend(StateBackendContract):
     def backend(self) -> StateBackend:
         return EncodedBackend()

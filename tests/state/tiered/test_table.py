@@ -247,7 +247,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_any_history(steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None) -> None:
     """Records, checkpoints that complete or are aborted half-way, restarts with files or without, in any order: the
@@ -295,7 +295,7 @@ WHILE_RECORDS_COME = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=WHILE_RECORDS_COME)
 def test_checkpoints_while_records_come(
     steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None
