@@ -16,7 +16,9 @@ for side in ("workers", "channels", "coordinators", "stores"):
     import_module(f"mutants_of_{side}")  # enters its own
 
 
-__all__ = ["MUTANTS", "planted"]
+__all__ = ["MUTANTS", "SAMPLE", "planted"]
+SAMPLE = [*MUTANTS][1::9]
+"""Those that `make test` plants."""
 
 
 @contextmanager

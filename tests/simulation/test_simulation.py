@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from luck import HARMS, LUCK
-from mutants import MUTANTS
+from mutants import MUTANTS, SAMPLE
 from simulate import ANY, KINDS, kind, main
 from topologies import ANY_STORE, LOOP_SHAPES, SHAPES
 from world import replay_command, simulate
@@ -55,7 +55,10 @@ SHAPES_OF = {
     "cycles from savepoint": "cycle",
 }  # fmt: skip
 """By luck of loops, a topology that has some."""
-ELSEWHERE = {"at least once", "cancelled", "cancelled and deleted", "stores", "carried", "slow stores", *HARMS}
+ELSEWHERE = {
+    "at least once", "cancelled", "cancelled and deleted", "stores", "carried", "slow stores", *HARMS,
+    *(MUTANTS[name].luck for name in SAMPLE),
+}  # fmt: skip
 """Luck that the sample of another test has."""
 
 
@@ -102,9 +105,9 @@ def test_what_goes_round_breaks_no_invariant(shape: str, luck: str) -> None:
 def test_at_least_once_comes_again_where_streams_meet_and_nothing_is_missing() -> None:
     """With mode at_least_once no record is missing, whatever is killed; some are counted again where channels meet; a
     chain of maps and filters is exact, by the judge of exactly once."""
-    doubled = sum(simulate(seed, ANY_STORE, "at least once").oracle.readers.doubled for seed in range(8))
+    doubled = sum(simulate(seed, ANY_STORE, "at least once").oracle.readers.doubled for seed in (4, 5))
     assert doubled > 0
-    crashed = sum(simulate(seed, "stateless", "at least once").seen["worker crashed"] for seed in range(4))
+    crashed = sum(simulate(seed, "stateless", "at least once").seen["worker crashed"] for seed in range(2))
     assert crashed > 0
 
 
@@ -149,17 +152,14 @@ def test_every_topology_comes_to_its_end(shape: str, seed: int) -> None:
     simulate(seed, shape)
 
 
-def test_a_seed_gives_the_same_history_in_every_process() -> None:
+def test_a_seed_gives_the_same_history_in_every_process(capsys: pytest.CaptureFixture[str]) -> None:
     """The history of a seed, its whole trace, does not depend on how a process hashes."""
     command = [sys.executable, str(Path(__file__).parent / "simulate.py"), "--seed", "0"]
-    traces = {
-        subprocess.run(
-            command, env={**os.environ, "PYTHONHASHSEED": number}, capture_output=True, text=True, check=True
-        ).stdout
-        for number in ("1", "2")
-    }
-    assert len(traces) == 1
-    assert "all invariants hold" in traces.pop()
+    hashing = {**os.environ, "PYTHONHASHSEED": "1"}
+    elsewhere = subprocess.run(command, env=hashing, capture_output=True, text=True, check=True).stdout
+    assert main(["--seed", "0"]) == 0
+    assert capsys.readouterr().out == elsewhere
+    assert "all invariants hold" in elsewhere
 
 
 def test_a_failure_is_a_seed(capsys: pytest.CaptureFixture[str]) -> None:
