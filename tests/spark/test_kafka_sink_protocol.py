@@ -75,6 +75,7 @@ def test_headers_and_partitions_arrive(world: World) -> None:
             written(1, odd)
 
 
+@pytest.mark.exhaustive(but=["coordinator-swept"])
 @pytest.mark.parametrize("step", ["coordinator-opened", "coordinator-swept"])
 def test_a_plan_that_dies(step: str, world: World, failing: Callable[[str], None]) -> None:
     """A planner may die before the tasks begin; what was open before is aborted by the next."""
@@ -89,7 +90,8 @@ def test_a_plan_that_dies(step: str, world: World, failing: Callable[[str], None
     world.assert_exact(0, partitions=1)
 
 
-@pytest.mark.parametrize(("counted", "slots"), [((0, 1), "00"), ((0, 0), "01")])
+@pytest.mark.exhaustive(but=["again"])
+@pytest.mark.parametrize(("counted", "slots"), [((0, 1), "00"), ((0, 0), "01")], ids=["further", "again"])
 def test_the_ids_of_attempts(counted: tuple[int, int], slots: str, world: World) -> None:
     """They differ by Spark's count of attempts; also where a stage that is run again begins to count anew."""
     planner, committer = world.pair("a")
