@@ -30,7 +30,7 @@ POSTGRES = {"sink": "postgres", "table": "totals", "dsn": "env:DSN"}
 REDIS = {"sink": "redis", "url": "env:CACHE", "key": "total:{customer}"}
 
 
-def parse(columns: spark.StructType = COLUMNS, **options: str) -> SinkOptions:
+def parse(columns: Any = COLUMNS, **options: str) -> SinkOptions:
     given = {"sinkId": "totals", "kafka.bootstrap.servers": "127.0.0.1:9092", **options}
     return parse_sink_options(given, columns, streaming=True)
 

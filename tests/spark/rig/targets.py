@@ -62,7 +62,7 @@ class Target:
         self.sql(f"DROP TABLE IF EXISTS {self.table}")
         self.sql(f"CREATE TABLE {self.table} (place {number} PRIMARY KEY, {columns})")
 
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+    def sql(self, statement: str) -> Any:
         return self.servers.sql(self.store, statement)
 
     @property
