@@ -41,7 +41,7 @@ def failing_with(kind: type[ExactlyOnceError]) -> Callable[..., None]:
 
 def shown(use: Callable[[], Any]) -> list[str]:
     """The lines that Spark's Python processes send of what *use* raises."""
-    with pytest.raises(Exception) as raised:
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - whatever it is
         use()
     return "".join(traceback.format_exception(raised.value)).splitlines()
 
