@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exactlyonce.engines.bounded.unit import unit
-
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "folds"), str(HERE.parent / "engines")]
-
-
-@pytest.fixture(autouse=True)
-def _no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit that runs in this process does not collect the garbage of all tests before it begins."""
-    monkeypatch.setattr(unit, "collecting_rarely", nullcontext)
 
 
 @pytest.fixture
