@@ -136,7 +136,7 @@ def exported_counts(folder: Path, state: Any = 2) -> tuple[str, list[KeptEntry]]
     return export(Given(kept, states), f"file://{folder}"), states
 
 
-@pytest.mark.parametrize("max_parallelism", [128, 24])
+@pytest.mark.parametrize("max_parallelism", [128, 24, 512])
 def test_states_are_written_anew(
     max_parallelism: int, tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any
 ) -> None:
