@@ -210,7 +210,7 @@ def items(draw: st.DrawFn, depth: int, hashable: bool) -> Drawn:
 def maps(draw: st.DrawFn, depth: int) -> Drawn:
     old_key, new_key, keys = draw(drawn(depth - 1, True))
     old, new, values = draw(drawn(depth - 1, False))
-    return dict[old_key, old], dict[new_key, new], st.dictionaries(keys, values, max_size=3)  # type: ignore[valid-type]
+    return dict[old_key, old], dict[new_key, new], st.dictionaries(keys, values, max_size=3)  # type: ignore[valid-type]  # they are drawn
 
 
 @st.composite
