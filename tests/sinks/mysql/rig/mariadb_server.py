@@ -5,10 +5,8 @@ from __future__ import annotations
 import getpass
 import os
 import pwd
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -21,6 +19,7 @@ from typing import Any
 import pymysql
 import pytest
 
+from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.testing.cluster import LIMIT_S
 
 DATABASE = "shop"
@@ -41,7 +40,7 @@ class MariaDB:
         self.folder = Path(
             tempfile.mkdtemp(prefix="exactlyonce-mariadb-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None)
         )
-        self.port = _free_port()
+        self.port = free_port()
         self._user = "mysql" if os.geteuid() == 0 else getpass.getuser()
         self._process: subprocess.Popen[bytes] | None = None
         self._connections = threading.local()
@@ -164,11 +163,3 @@ def _program(name: str) -> str:
     found = shutil.which(name, path=_PATH)
     assert found is not None
     return found
-
-
-def _free_port() -> int:
-    """One below those of outgoing connections, so that none of them takes it while the server is down."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port

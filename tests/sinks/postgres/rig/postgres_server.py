@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+
+from exactlyonce.connectors.embedded.broker import free_port
 
 PASSWORD = "s3cret:p@ss/word"
 OWNER = "owner"
@@ -47,7 +46,7 @@ class PostgresServer:
         self.folder = Path(tempfile.mkdtemp(prefix="exactlyonce-postgres-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: dict[str, psycopg.Connection[Any]] = {}
-        self.port = _free_port()
+        self.port = free_port()
         self._initialize()
 
     def _initialize(self) -> None:
@@ -157,11 +156,3 @@ def _has_ended(pid: int) -> bool:
 
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
-
-
-def _free_port() -> int:
-    """One below those of outgoing connections, so that none of them takes it while the server is down."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.testing.cluster import LIMIT_S
 
 PROGRAM = os.environ.get("EXACTLYONCE_REDIS_SERVER", "redis-server")
@@ -27,8 +25,8 @@ PROGRAM = os.environ.get("EXACTLYONCE_REDIS_SERVER", "redis-server")
 class RedisServer:
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
-        self.port = _free_port()
-        self.bus_port = _free_port()
+        self.port = free_port()
+        self.bus_port = free_port()
         """Where servers of a cluster speak to each other."""
         self.settings = {"appendonly": "yes", "appendfsync": "always", "save": "", **settings}
         if "cluster-enabled" in settings:
@@ -109,11 +107,3 @@ def skip_without_a_server() -> None:
         if os.environ.get("CI") or os.environ.get("EXACTLYONCE_REQUIRE_STORES") == "1":
             pytest.fail(missing)
         pytest.skip(missing)
-
-
-def _free_port() -> int:
-    """One below those of outgoing connections, so that none of them takes it while the server is down."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
