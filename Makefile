@@ -77,6 +77,7 @@ soak: .venv/dev.stamp
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check .
+	.venv/bin/lint-imports --no-cache
 	.venv/bin/mypy
 
 image: .venv/dev.stamp

@@ -8,16 +8,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from pathspec import GitIgnoreSpec
 from selection import COLLECTED, Selection, add_options
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
+from exactlyonce.engines.bounded.unit import unit
+from exactlyonce.engines.local import worker
 from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
 ROOT = Path(__file__).parents[1]
@@ -39,8 +42,20 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin("dsession"):
         config.pluginmanager.register(OneBroker())
     examples = EXAMPLES_OF_A_SAMPLE if config.getoption("--sample") else EXAMPLES
-    settings.register_profile("of any machine", deadline=None, max_examples=examples)  # 200 ms are not long everywhere
+    slow_is_no_failure = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("of any machine", max_examples=examples, **slow_is_no_failure)
     settings.load_profile("of any machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_collection_of_all_tests() -> Iterator[None]:
+    """A run or a unit in this process does not begin with a walk over all that collecting the tests has made."""
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unit, "collecting_rarely", nullcontext)
+        patch.setattr(worker, "collecting_rarely", nullcontext)
+        yield
 
 
 class OneBroker:

@@ -71,6 +71,8 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d %p %c{1}: %m%n
 """
 _LINES_OF_LOG = 15
+_offsets = itertools.count(os.getpid() * 7_919)
+"""Of free ports: processes that start together begin far apart, and none offers a port twice before it is bound."""
 
 
 @dataclass(frozen=True)
@@ -332,7 +334,7 @@ def free_port(other_than: int = 0) -> int:
     Below the range from which the kernel takes client ports: a client that retries while the broker is down could be
     given the broker's own port there, connect to itself and keep the broker from coming back.
     """
-    for offset in itertools.count(os.getpid() * 7):
+    for offset in _offsets:
         port = 10_000 + offset % 20_000
         if port != other_than and _is_free(port):
             return port

@@ -64,6 +64,5 @@ def test_nothing_is_left_behind(kafka: KafkaCluster, topic_name: str, cleanly: b
 
 
 def footprint() -> tuple[int, int]:
-    """Threads and descriptors of this process."""
     gc.collect()
     return threading.active_count(), len(os.listdir("/proc/self/fd"))

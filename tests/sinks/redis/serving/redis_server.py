@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,6 @@ PROGRAM = os.environ.get("EXACTLYONCE_REDIS_SERVER", "redis-server")
 
 
 class RedisServer:
-    """The machine's own server, in *folder*."""
-
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
         self.port = _free_port()
@@ -56,7 +56,6 @@ class RedisServer:
             time.sleep(0.01)
 
     def launch(self) -> None:
-        """Start it, and do not wait."""
         assert self._process is None
         options = [part for name, value in self.settings.items() for part in (f"--{name}", value)]
         fixed = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder)]
@@ -73,11 +72,12 @@ class RedisServer:
         return True
 
     def kill(self) -> None:
-        """SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    remove = kill
 
     def restart(self) -> None:
         self.kill()
@@ -88,19 +88,17 @@ class RedisServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
-    def resume(self) -> None:
+    def go_on(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     @property
     def has_waitaof(self) -> bool:
-        """Since 7.2."""
         version = self.client.info("server")["redis_version"].split(".")
         return (int(version[0]), int(version[1])) >= (7, 2)
 
     @property
     def log_files(self) -> list[Path]:
-        """What it has written of its commands."""
         return sorted((self.folder / "appendonlydir").glob("*.incr.aof"))
 
 
@@ -114,6 +112,8 @@ def skip_without_a_server() -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One below those of outgoing connections, so that none of them takes it while the server is down."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
