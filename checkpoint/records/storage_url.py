@@ -43,7 +43,7 @@ def setting_of(storage: str) -> str:
 def storage_url(text: str, named: str = "The URL of a storage", *, or_else: str = "") -> str:
     """*text* in its one spelling; an absolute path is a folder of this machine.
 
-    ConfigError if it is no URL of a storage: *named* is the option that it came from, which may take something *or_else*.
+    ConfigError if it is no URL of a storage. *named* is the option that it came from, which may take *or_else*, too.
 
     >>> storage_url("/mnt/checkpoints/"), storage_url("s3://shop//prod")
     ('file:///mnt/checkpoints', 's3://shop/prod')

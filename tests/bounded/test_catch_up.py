@@ -287,7 +287,7 @@ def test_a_close_that_raises(fed: Fed, loaded: Any, tmp_path: Path) -> None:
         catch_up(fed, closing, 2, tmp_path)
 
 
-def test_a_publication_that_takes_longer_than_a_sweep(fed: Fed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_publication_that_is_swept_beside(fed: Fed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The upkeep beside it aborts what older attempts have left open, and nothing of the present chunk."""
 
     def with_upkeep_behind(submit: Submit, upkeep: Callable[[], None]) -> Submit:

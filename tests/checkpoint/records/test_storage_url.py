@@ -47,7 +47,7 @@ def test_what_is_none(text: str) -> None:
 
 def test_whose_it_is() -> None:
     """The message names the option that it came from, and what else that takes."""
-    with pytest.raises(ConfigError, match=r"^storage \(--checkpoint-storage\): it is neither .*; or topic, the default\.$"):
+    with pytest.raises(ConfigError, match=r"^storage \(--checkpoint-storage\): it is .*; or topic, the default\.$"):
         storage_setting("checkpoints")
     assert storage_setting("topic") == storage_setting("") == TOPIC
     with pytest.raises(ConfigError, match=r"^--to: there is no storage gs://\. Write [^;]*s3://bucket/prefix\.$"):
