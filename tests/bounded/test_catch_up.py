@@ -15,13 +15,15 @@ from auditing import Quiet
 from bounded import HERE, Fed, Silent, catch_up, load_pipeline, run_local, start
 from running import assert_totals, orders
 
+from exactlyonce.checkpoint import leader
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import performer
+from exactlyonce.engines.bounded import catch_up as catching_up
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, RecordError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import LIMIT_S
@@ -283,3 +285,22 @@ def test_a_close_that_raises(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     fed.kafka.produce(f"{fed.name}-in", [("x", json.dumps({"id": 1, "customer": "x", "total": -1}))])
     with pytest.raises(RecordError, match="Operator 'copy' raised ValueError: negative"):
         catch_up(fed, closing, 2, tmp_path)
+
+
+def test_a_publication_that_is_swept_beside(fed: Fed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The upkeep beside it aborts what older attempts have left open, and nothing of the present chunk."""
+
+    def with_upkeep_behind(submit: Submit, upkeep: Callable[[], None]) -> Submit:
+        def run(stage: str, work: Sequence[bytes]) -> list[bytes]:
+            answers = submit(stage, work)
+            upkeep()
+            return answers
+
+        return run
+
+    monkeypatch.setattr(catching_up, "with_heartbeats", with_upkeep_behind)
+    monkeypatch.setattr(leader, "WATCH_INTERVAL_MS", 0)
+    fed.feed(90)
+    summary = catch_up(fed, load_pipeline("bounded_pipelines", "broad", fed.name), 2, tmp_path, chunk_records=30)
+    assert summary.manifest.checkpoint > 2
+    fed.assert_output()

@@ -130,7 +130,7 @@ def test_all_options_of_state() -> None:
         ({**STATE, "types": "a:b", "params": "name=v2"}, "params is 'name=v2', which is not read"),
         ({**STATE, "json": "yes"}, "json is 'yes': write true or false"),
         ({**STATE, "minPartitions": "0"}, "minPartitions is 0: it must be at least 1"),
-        ({**URL, "state": "gs://backups/x"}, r"^state: there is no storage gs://\. Write file:///folder, hdfs://"),
+        ({**URL, "state": "gs://backups/x"}, r"^state: there is no storage gs://\. Write /folder, hdfs://"),
         ({**URL, "checkpoint": "3"}, "checkpoint is not for an exported savepoint"),
         ({**URL, "kafka.bootstrap.servers": "a:1"}, "kafka.bootstrap.servers is not for an exported savepoint"),
     ],

