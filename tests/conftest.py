@@ -42,8 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.has_plugin("dsession"):
         config.pluginmanager.register(OneBroker())
     examples = EXAMPLES_OF_A_SAMPLE if config.getoption("--sample") else EXAMPLES
-    slow_is_no_failure = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-    settings.register_profile("of any machine", max_examples=examples, **slow_is_no_failure)
+    settings.register_profile(
+        "of any machine", max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("of any machine")
 
 
