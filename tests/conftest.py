@@ -39,8 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Selection(config))
-    if config.pluginmanager.has_plugin("dsession"):
-        config.pluginmanager.register(OneBroker())
+    config.pluginmanager.register(OneBroker())
     examples = EXAMPLES_OF_A_SAMPLE if config.getoption("--sample") else EXAMPLES
     settings.register_profile(
         "of any machine", max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -60,22 +59,24 @@ def _no_collection_of_all_tests() -> Iterator[None]:
 
 
 class OneBroker:
-    """The embedded broker of all worker processes: one warm Java machine in place of four."""
+    """The embedded broker of all worker processes of xdist: one warm Java machine in place of four."""
 
-    def __init__(self) -> None:
-        self._folder = TemporaryDirectory(prefix="kafka-of-tests-")
-        self._broker = EmbeddedBroker(Path(self._folder.name), port=0, lifetime="process")
+    _folder: TemporaryDirectory[str] | None = None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        if node.config.getoption("--kafka") == "embedded" and not os.environ.get("EXACTLYONCE_BOOTSTRAP_SERVERS"):
-            if not self._broker.status().running:
-                self._broker.start()
-            node.workerinput["kafka"] = self._broker.status().bootstrap_servers
+        if node.config.getoption("--kafka") == "container" or os.environ.get("EXACTLYONCE_BOOTSTRAP_SERVERS"):
+            return
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="kafka-of-tests-")
+            self._broker = EmbeddedBroker(Path(self._folder.name), port=0, lifetime="process")
+            self._broker.start()
+        node.workerinput["kafka"] = self._broker.status().bootstrap_servers
 
     def pytest_unconfigure(self) -> None:
-        self._broker.kill()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._broker.kill()
+            self._folder.cleanup()
 
 
 @pytest.fixture(scope="session")
