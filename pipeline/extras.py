@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -16,6 +15,8 @@ def install(extra: str) -> str:
     >>> install("redis")
     "pip install 'redis>=5.1'"
     """
+    from importlib import metadata  # workers, which lack nothing, start without it
+
     listed = re.compile(rf"([^;]+); extra == ['\"]{extra}['\"]")
     found = [match[1].strip() for line in metadata.requires("exactlyonce") or () if (match := listed.fullmatch(line))]
     return " ".join(["pip install", *(f"'{requirement}'" for requirement in found)])

@@ -174,7 +174,7 @@ def test_reset(orders: Orders, root: Path) -> None:
     ("url", "says"),
     [
         ("ftp://host/folder", "there is no storage ftp://"),
-        ("/mnt/checkpoints", "it is no URL"),
+        ("mnt/checkpoints", "it is neither a URL nor"),
         ("file:///missing/folder", "is not there: make the folder"),
         ("s3://canary-user:canary-secret@bucket/x", "it holds a user or a password"),
         ("s3://bucket/x?key=canary-secret", "it has a query"),

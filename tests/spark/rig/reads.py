@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from confluent_kafka import Producer
@@ -52,7 +53,7 @@ def transaction(kafka: KafkaCluster, name: str, topic: str, values: list[str], *
 
 def mixed_topic(kafka: KafkaCluster) -> str:
     """Partition 0: transactions of 20 records, committed or aborted, aborted ones last. 1: an aborted one. 2: none."""
-    topic = kafka.create_topic("spark-reading-mixed", partitions=3)
+    topic = kafka.create_topic(f"spark-reading-mixed-{uuid.uuid4().hex[:8]}", partitions=3)
     kafka.produce(topic, [None, ("key", b""), "plain"], partition=0)
     for number, end in enumerate(("commit", "abort", "commit", "abort", "abort")):
         producer = transaction(kafka, str(number), topic, [f"{number}-{n}" for n in range(20)])
