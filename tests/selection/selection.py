@@ -14,7 +14,7 @@ from collections import Counter
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 from zlib import crc32
 
 import pytest
@@ -54,6 +54,15 @@ def add_options(parser: pytest.Parser) -> None:
     group.addoption("--resume", action="store_true", help="leave out what passed in a run that was broken off")
 
 
+class Chosen(TypedDict):
+    """What is found once, and told to the worker processes."""
+
+    distances: dict[str, int] | None
+    """By test file, the imports between it and what changed; None without `--changed`."""
+    turn: int
+    passed_file: str
+
+
 class Selection:
     """A pytest plugin, in the process that sums up as well as in each worker process of xdist."""
 
@@ -64,18 +73,23 @@ class Selection:
         self._began_s = time.monotonic()
         self._minutes: float | None = config.getoption("--minutes")
         self._is_worker = hasattr(config, "workerinput")
-        base = config.getoption("--changed")
-        self._distances = None if base is None else self._affected(base)
-        self._turn = 0 if base is None else int(self._git("rev-list", "--count", "--first-parent", "HEAD")) % SHARES
-        self._passed_file = self._find_passed_file() if config.getoption("--resume") else None
+        self._chosen: Chosen = config.workerinput["chosen"] if hasattr(config, "workerinput") else self._choose()
+        self._distances = self._chosen["distances"]
+        self._passed_file = Path(self._chosen["passed_file"]) if self._chosen["passed_file"] else None
         self._passed = set(self._passed_file.read_text().splitlines()) if self._passed_file else set()
         self._calls: set[str] = set()
 
     def _git(self, *arguments: str) -> str:
         return git(*arguments, root=self._root)
 
-    def _affected(self, base: str) -> dict[str, int]:
-        return affected_tests(base or base_of_the_change(self._root), self._root)
+    def _choose(self) -> Chosen:
+        base = self._config.getoption("--changed")
+        distances, turn = None, 0
+        if base is not None:
+            distances = affected_tests(base or base_of_the_change(self._root), self._root)
+            turn = int(self._git("rev-list", "--count", "--first-parent", "HEAD")) % SHARES
+        passed_file = self._find_passed_file() if self._config.getoption("--resume") else ""
+        return {"distances": distances, "turn": turn, "passed_file": passed_file}
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         config.stash[COLLECTED] = list(items)
@@ -99,12 +113,13 @@ class Selection:
             return "exhaustive"
         if self._distances is not None and not is_exhaustive:
             return "sample"
-        if self._distances is not None and not self._in_share(item.nodeid) and _file(item) not in self._distances:
+        if not self._in_share(item.nodeid) and _file(item) not in (self._distances or {}):
             return "exhaustive"
         return "passed" if item.nodeid in self._passed else None
 
     def _in_share(self, nodeid: str) -> bool:
-        return crc32(nodeid.encode()) % SHARES == self._turn
+        """Whether the test runs whatever has changed, and has its time."""
+        return self._distances is None or crc32(nodeid.encode()) % SHARES == self._chosen["turn"]
 
     def _ordered(self, items: list[pytest.Item]) -> list[pytest.Item]:
         """The share first, then by distance; the Spark session's files, then those in which the most is marked long."""
@@ -114,8 +129,7 @@ class Selection:
 
         def place(item: pytest.Item) -> tuple[int, bool, int]:
             file = _file(item)
-            is_share = self._distances is None or self._in_share(item.nodeid)
-            distance = -1 if is_share else (self._distances or {})[file]
+            distance = -1 if self._in_share(item.nodeid) else (self._distances or {})[file]
             return distance, not is_on_spark(self._root / file), -long[file]
 
         return sorted(items, key=place)
@@ -139,7 +153,7 @@ class Selection:
         if file in ALONE:
             return nodeid
         scope = "spark" if is_on_spark(self._root / file) else file
-        return scope if self._distances is None or self._in_share(nodeid) else f"{scope} of the change"
+        return scope if self._in_share(nodeid) else f"{scope} of the change"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
@@ -158,10 +172,8 @@ class Selection:
             with self._passed_file.open("a") as file:
                 file.write(report.nodeid + "\n")
 
-    def _find_passed_file(self) -> Path:
+    def _find_passed_file(self) -> str:
         """The list of tests that passed on these very files."""
-        if self._is_worker:
-            return Path(self._config.workerinput["passed"])  # type: ignore[attr-defined]  # of xdist
         digest = sha256()
         for name in sorted(self._git("ls-files", "--cached", "--others", "--exclude-standard").splitlines()):
             if (self._root / name).is_file():
@@ -169,11 +181,11 @@ class Selection:
         file = self._root / ".pytest_cache" / "passed" / digest.hexdigest()[:16]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-        return file
+        return str(file)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput["passed"] = str(self._passed_file)
+        node.workerinput["chosen"] = self._chosen
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
