@@ -58,7 +58,7 @@ CHECKPOINTING: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "checkpoint-storage": (
         {"metavar": "URL"},
-        "where state is kept: file:///folder, hdfs://host:port/folder or s3://bucket/prefix (default: topic)",
+        "where state is kept: /folder, hdfs://host:port/folder or s3://bucket/prefix (default: topic)",
     ),
     "checkpoint-partitions": (_COUNT, "of their topic, when it is created (default: 5)"),
 }

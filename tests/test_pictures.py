@@ -18,7 +18,6 @@ NAMES = sorted(SCRIPT["PICTURES"])
 
 
 def test_every_picture_is_drawn() -> None:
-    """No picture lies there that the script does not draw."""
     assert sorted(path.name for path in PICTURES.glob("*.svg")) == NAMES
 
 

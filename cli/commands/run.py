@@ -38,7 +38,7 @@ examples:
   exactlyonce run orders:pipeline --kafka security.protocol=SASL_SSL \\
       --kafka sasl.mechanism=PLAIN --kafka sasl.username=ann \\
       --kafka sasl.password=env:KAFKA_PASSWORD
-  exactlyonce run orders:pipeline --from-savepoint file:///backups/order-totals-42-1f2e3d4c
+  exactlyonce run orders:pipeline --from-savepoint /backups/order-totals-42-1f2e3d4c
   exactlyonce run orders:pipeline --restart fixed_delay:attempts=3,delay=1s
 
 In a terminal a line on stderr shows how it stands; otherwise each checkpoint is a line

@@ -47,7 +47,7 @@ def add(commands: Commands) -> None:
     """The parser."""
     parser = add_command(commands, "savepoint", "PIPELINE [options]", "take a savepoint", _EXAMPLES, savepoint)
     add_pipeline_name(parser)
-    help_text = "export it below URL: file:///folder, hdfs://host:port/folder or s3://bucket/prefix"
+    help_text = "export it below URL: /folder, hdfs://host:port/folder or s3://bucket/prefix"
     parser.add_argument("--to", metavar="URL", help=help_text)
     parser.add_argument("--stop", action="store_true", help="end the run cleanly behind it")
     parser.add_argument("--timeout", metavar="T", default="10m", help="how long to wait for it (default: 10m)")

@@ -104,8 +104,6 @@ class CatchingUp:
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set by whoever wants a clean end: it comes after the present checkpoint."""
     _told: set[str] = field(default_factory=set)
-    _generation: int = 0
-    """Of the transactional ids of the next checkpoint."""
 
     def run(self) -> Summary:
         """Until the stop offsets are reached or, when it follows, until it is stopped."""
@@ -145,9 +143,8 @@ class CatchingUp:
             final = not self.follow and number == len(chunks)
             done = advance(
                 self.loaded, self.options, leader, summary.manifest, ranges=part, submit=submit, staging=self.staging,
-                generation=self._generation, final=final,
+                final=final,
             )  # fmt: skip
-            self._generation += done.has_failed_publications
             summary.add(done)
             self._tell(done)
             leader.publish_offsets()

@@ -6,6 +6,7 @@ that would abort its transaction. A flush sends at once, whatever `linger.ms` sa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ class KafkaProducers:
             if error is not None and not told:  # what else is not delivered follows from it
                 told = True
                 what = f"a record for {self._topic}[{message.partition()}] was not delivered"
-                failed(*failure(self._topic, what, why(producer, error)))
+                failed(*failure(self._topic, what, why(reference(), error)))
 
         def broken(error: KafkaError) -> None:
             if error.fatal():
@@ -150,6 +151,7 @@ class KafkaProducers:
                 "error_cb": broken,
             }
         )
+        reference = weakref.ref(producer)  # of the callback: whoever polls or flushes the producer holds it
         connect(producer, self._topic, PREPARE_TIMEOUT_S)
         if transactional_id is not None:
             producer.init_transactions(PREPARE_TIMEOUT_S)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from auditing import Quiet
-from bounded import HERE, Silent
+from bounded import Silent, load_pipeline
 from running import orders
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -21,12 +21,12 @@ from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.bounded.submit import Submit, in_process, perform, settled
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
 
-COUNT = 600
+COUNT = 200
 _numbers = itertools.count()
 
 
@@ -46,13 +46,8 @@ class Changing:
         kafka.create_topic(f"{name}-in", 2)
 
     def loaded(self, delivery: str) -> Loaded:
-        reference: dict[str, object] = {
-            "module": "stored",
-            "attribute": "changing",
-            "params": {"name": self.name, "database": str(self.folder / "rows.db"), "delivery": delivery},
-            "path": str(HERE.parents[1] / "engines"),
-        }
-        return Loaded(load_reference(reference), reference)
+        database = str(self.folder / "rows.db")
+        return load_pipeline("stored", "changing", self.name, database=database, delivery=delivery)
 
     def catch_up(self, delivery: str, submit: Submit = in_process) -> None:
         """Feed it, and run to the end of the input."""
@@ -74,19 +69,16 @@ class Changing:
 
 @pytest.fixture
 def changing(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Changing:
-    """One that was not fed yet."""
     return Changing(kafka, topic_name, tmp_path)
 
 
 @pytest.mark.parametrize(("delivery", "times"), [("exactly_once", 1), ("at_least_once", 2)])
 def test_a_unit_that_is_tried_again(changing: Changing, delivery: str, times: int) -> None:
-    """What both attempts have written is there once exactly once, and twice at least once."""
     changing.catch_up(delivery, twice)
     assert changing.times() == [{times: COUNT}, {times: COUNT}]
 
 
 def test_at_most_once_is_refused(changing: Changing) -> None:
-    """Nothing is begun, and the message names the sink and what can be done."""
     with pytest.raises(ConfigError, match=r"Sink 'out' delivers at most once, which bounded work cannot do.*run`"):
         changing.catch_up("at_most_once")
 

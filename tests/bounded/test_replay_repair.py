@@ -20,12 +20,9 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 @pytest.fixture
 def lossy(own_broker: Callable[..., KafkaCluster], topic_name: str, tmp_path: Path) -> Iterator[Lossy]:
-    """On a broker of its own."""
     made = Lossy(own_broker(QUICK_ABORTS), topic_name, tmp_path / "fired")
     yield made
-    for each in made.runs:
-        if each.process.poll() is None:
-            each.kill()
+    made.end()
 
 
 @pytest.mark.exhaustive

@@ -97,7 +97,6 @@ class RealLog(DecisionLog):
         self._performer = Performer(config, Transactions(config), Log(config), self.requests, 0)
 
     def do(self, procedure: Procedure[R]) -> R:
-        """Run *procedure* to its end."""
         return drive(procedure, self._performer)
 
     def appended(self, *records: Decision, blocks_dropped: Iterable[BlockRef] = (), **more: Any) -> Outcome:
@@ -106,12 +105,10 @@ class RealLog(DecisionLog):
         return self.do(self.append(*records, blocks_dropped=blocks, **more))
 
     def beaten(self, **more: Any) -> Outcome:
-        """What became of a heartbeat."""
         return self.do(self.heartbeat(**more))
 
     @property
     def end_offsets(self) -> tuple[int, ...]:
-        """Of every partition of the topic."""
         partitions = range(self.topic.partitions)
         ends = store_client.end_offsets(store_client.admin(self._config.confluent()), self.topic.name, partitions)
         return tuple(ends[each] for each in partitions)
@@ -149,14 +146,12 @@ class Store:
         return log.do(log.peek())
 
     def manifest(self, checkpoint: int, incarnation: int = 1, **changes: Any) -> Manifest:
-        """A manifest of this pipeline."""
         changes = {"committables": (), "operators": (), "order_logs": ()} | changes
         return msgspec.structs.replace(
             MANIFEST, pipeline=self.pipeline, checkpoint=checkpoint, incarnation=incarnation, **changes
         )
 
     def mark(self, checkpoint: int, incarnation: int = 1) -> Finalized:
-        """The finalized mark of such a manifest."""
         return Finalized(checkpoint, incarnation, 1_200, ())
 
     def write(self, key: str, value: bytes | None, partition: int = 0) -> None:
@@ -185,11 +180,9 @@ class Store:
 
 @pytest.fixture
 def store(kafka: Any, topic_name: str) -> Store:
-    """A checkpoint topic on the shared broker."""
     return Store(kafka.bootstrap_servers, topic_name)
 
 
 @pytest.fixture
 def new_store() -> Callable[[str, str], Store]:
-    """Makes a checkpoint topic on a broker of the test's own."""
     return Store

@@ -25,8 +25,6 @@ Check = Callable[[], ask.Procedure[Refuse | None]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be decided."""
-
     precommits: Sequence[Precommit]
     ages_ms: Mapping[str, int]
     staged: Sequence[StagedAck] = ()
@@ -121,8 +119,6 @@ def test_what_was_counted_is_decided_in_one_round_of_questions() -> None:
 
 
 def test_what_was_not_counted_is_checked_before_behind_all_else() -> None:
-    """Without a count the topics are looked at, then transactions and their partitions are described, and only then
-    is a manifest produced, while they are described once more."""
     world = World()
     assert isinstance(decided(world, precommit(0), counted=False, checks=[looking]), Decided)
     assert kinds(world)[:4] == [
@@ -141,14 +137,12 @@ def test_a_count_of_an_older_transaction_of_the_id_is_none() -> None:
 
 
 def test_a_checkpoint_without_output_is_decided_and_finalized_all_the_same() -> None:
-    """Without committables nothing is described or ended, and the manifest and its mark are written."""
     world = World()
     assert decided(world, precommit(0, records=0)) == Decided(manifest())
     assert kinds(world) == [{ask.Append}, ask.Reached, ask.Append]
 
 
 def test_a_count_that_is_not_the_brokers_writes_nothing() -> None:
-    """When the check refuses, no manifest is produced and nothing is ended."""
     world = World()
     assert isinstance(decided(world, precommit(0, records=4)), Refuse)
     assert kinds(world) == [ask.DescribeTransactions, ask.DescribeProducers]
@@ -214,8 +208,6 @@ def test_a_transaction_that_ended_since_it_was_counted_refuses_the_checkpoint() 
 
 
 def test_a_manifest_that_the_checks_have_overtaken_is_written_anew() -> None:
-    """If the look at the topics finds more partitions than the manifest says, it is taken back, and one that says what
-    was found is produced and decided."""
     world, more = World(), (("out", "t", 2),)
     world.outputs = [(), more]
     verdict = decided(world, precommit(0), checks=[looking])
@@ -233,8 +225,6 @@ def test_a_manifest_that_the_checks_have_overtaken_is_written_anew() -> None:
     ],
 )
 def test_without_a_durable_manifest_nothing_is_ended(outcome: Outcome, verdict: Refuse | Unresolved) -> None:
-    """If the manifest was not written the checkpoint is refused, if that is unknown it is unresolved; in both cases
-    no transaction is committed or aborted."""
     world = World(outcomes=[outcome])
     assert decided(world, precommit(0)) == verdict
     assert world.of(ask.EndTransactions) == []
@@ -242,7 +232,6 @@ def test_without_a_durable_manifest_nothing_is_ended(outcome: Outcome, verdict: 
 
 @pytest.mark.parametrize("answer", ["R", "U"])
 def test_a_decision_with_a_commit_that_is_not_proven_is_not_finalized(answer: str) -> None:
-    """If one commit is refused or unknown the checkpoint is decided and not finalized, and nothing expires."""
     world = World({name(1, 1): answer})
     verdict = decided(world, precommit(0), precommit(1, subtask=1))
     assert isinstance(verdict, Decided)
@@ -259,6 +248,5 @@ def test_a_mark_that_could_not_be_written_ends_this_incarnation(outcome: Outcome
 
 
 def test_finalizing_with_an_unknown_fate_is_a_violation() -> None:
-    """A checkpoint cannot be finalized while the fate of one of its committables is not known."""
     with pytest.raises(InvariantViolation, match="fate of every committable"):
         ask.drive(finalize(manifest(committable(0)), {}, 3, 0), World())

@@ -37,13 +37,14 @@ def test_a_cancellation_that_is_not_recorded(store: Store) -> None:
     first = store.living()
     first.appended(store.manifest(0))
     first.appended(store.mark(0))
-    log = store.log(append_timeout_ms=2_000)
+    log = store.log()
     found = leader(store, log)
     log.do(found.open())
     found.resume(1)
     store.kafka.configure_topic(store.topic.name, max_message_bytes=10)
     while log.beaten() is Outcome.DONE:
         pass  # a broker takes to a setting a little later
+    log.append_timeout_ms = 2_000
     with pytest.raises(BrokerUnavailable):
         conclude(found, log, "request")
     conclude(found, log)

@@ -18,25 +18,10 @@ from exactlyonce.checkpoint.commits.of_stores import (
     ledger_after,
     positions_of,
 )
-from exactlyonce.checkpoint.coordinator import HOLD_AFTER_MS, Coordinator
-from exactlyonce.checkpoint.events import (
-    Ack,
-    Acknowledged,
-    Decide,
-    Deployed,
-    Effect,
-    Event,
-    Hold,
-    Recovered,
-    Tick,
-    Trigger,
-)
 from exactlyonce.checkpoint.records.encoding import DamagedRecord, decode, encode
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, StagedAck, StoreCommittable
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, StoreCommittable
 from exactlyonce.checkpoint.requests import Procedure, drive
-from exactlyonce.checkpoint.restart import FixedDelay
-from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.pipeline.errors import Fenced, Halt, InvariantViolation, StoreError, StoreUnavailable
 from exactlyonce.testing.clock import SimulatedClock
 
@@ -89,7 +74,6 @@ class Store:
         return dict(self.ledger) if isinstance(request, ask.FenceStore) else True
 
     def commit(self, manifest: Manifest, *, accept_loss: bool = False) -> dict[str, str]:
-        """The fates of what *manifest* has staged."""
         return dict(drive(self.commits.finish(manifest, (), accept_loss=accept_loss), self))
 
     def fence(self, newest: Manifest | None, finalized: Manifest | None) -> None:
@@ -236,7 +220,6 @@ def test_rows_that_are_damaged_halt_with_choices(manifest: Of) -> None:
 
 
 def test_a_newer_incarnation_is_obeyed(manifest: Of) -> None:
-    """Whoever was fenced at the store ends."""
     store = Store()
     store.fail = [Fenced("a newer one")]
     with pytest.raises(Fenced):
@@ -322,50 +305,3 @@ def test_a_manifest_keeps_what_is_staged(manifest: Of) -> None:
     with pytest.raises(InvariantViolation, match="db:0:1"):
         history.admit(Finalized(1, 1, 0, fates))
     history.admit(Finalized(1, 1, 0, (*fates, ("db:0:1", "committed"))))
-
-
-class Job:
-    """A coordinator of one subtask whose sink stages."""
-
-    def __init__(self, manifest: Of, **settings: Any) -> None:
-        asked = CheckpointSettings(**{"interval_ms": 100, "timeout_ms": 1_000, **settings})
-        self.core = Coordinator(asked, FixedDelay(delay_ms=0), {("task", 0)}, set(), staging=True)
-        self.now_ms = 0
-        self(Recovered(manifest(0)))
-        self(Deployed())
-
-    def __call__(self, event: Event) -> list[Effect]:
-        return self.core.handle(event, self.now_ms)
-
-    def later(self, by_ms: int) -> list[Effect]:
-        """Time passes."""
-        self.now_ms += by_ms
-        return self(Tick())
-
-    def acknowledge(self, checkpoint: int) -> list[Effect]:
-        """With something staged."""
-        return self(Acknowledged(Ack("task", 0, checkpoint, staged=(StagedAck(staged(checkpoint)),))))
-
-
-def test_sources_pause_while_a_decision_waits_for_a_store(manifest: Of) -> None:
-    """Not at once, not twice, and not any longer than that."""
-    job = Job(manifest)
-    (trigger,) = job.later(100)
-    assert isinstance(trigger, Trigger)
-    (decide,) = job.acknowledge(1)
-    assert isinstance(decide, Decide)
-    assert job.later(HOLD_AFTER_MS - 1) == []
-    assert job.later(1) == [Hold(True)]
-    assert job.later(HOLD_AFTER_MS) == []
-
-
-def test_what_an_aborted_checkpoint_staged_is_carried(manifest: Of) -> None:
-    """Its rows are decided with the next one."""
-    job = Job(manifest, tolerable_failed=1)
-    job.later(100)
-    job.later(1_000)
-    job.acknowledge(1)
-    job.later(100)
-    (decide,) = job.acknowledge(2)
-    assert isinstance(decide, Decide)
-    assert [each.committable.checkpoint for each in decide.plan.staged] == [1, 2]

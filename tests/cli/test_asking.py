@@ -15,13 +15,10 @@ from exactlyonce.cli import asking
 from exactlyonce.cli.asking import NotAnswered, cancelled_since, ended_behind
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.errors import BrokerUnavailable
+from tests.cli.conftest import manifest
 
 ENDED = Incarnation(incarnation=3, host="box", process=1, started_at_ms=0, heartbeat_ms=1_000, ended=True)
-SAVEPOINT = Manifest(
-    pipeline="p", checkpoint=41, incarnation=3, attempt=0, kind="savepoint", base=40, previous=40, triggered_at_ms=0,
-    completed_at_ms=0, fingerprint="f", max_parallelism=128, parallelism=1, block_partitions=5, block_end_offsets=(),
-    written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(), requests=("another",),
-)  # fmt: skip
+SAVEPOINT = manifest(checkpoint=41, incarnation=3, kind="savepoint", base=40, previous=40, requests=("another",))
 
 
 def history(incarnation: Incarnation, *manifests: Manifest, finalized: bool = True) -> History:

@@ -13,12 +13,14 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.cli import asking
 from exactlyonce.cli.commands import savepoint
 from exactlyonce.cli.commands.savepoint import _newest
+from exactlyonce.cli.commands.savepoints import as_text
 from exactlyonce.cli.main import parser
 from exactlyonce.pipeline.errors import ConfigError
+from tests.cli.conftest import manifest
 
 OF_THE_TOPIC = ["savepoint", "totals"]
 EXPORTED = [*OF_THE_TOPIC, "--to", "file:///backups"]
@@ -26,14 +28,9 @@ EXPORTED = [*OF_THE_TOPIC, "--to", "file:///backups"]
 
 def history(*, finalized: int) -> History:
     """Checkpoints 0 and 1, of which those up to *finalized* are."""
-    first = Manifest(
-        pipeline="totals", checkpoint=0, incarnation=1, attempt=0, kind="initial", base=0, previous=0,
-        triggered_at_ms=0, completed_at_ms=0, fingerprint="", max_parallelism=128, parallelism=1, block_partitions=5,
-        block_end_offsets=(0,) * 5, written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
-    )  # fmt: skip
     found = History("totals")
     for number in (0, 1):
-        found.manifests[number] = msgspec.structs.replace(first, checkpoint=number)
+        found.manifests[number] = manifest(pipeline="totals", checkpoint=number, kind="initial")
         if number <= finalized:
             found.finalized[number] = Finalized(number, 1, 0, ())
     return found
@@ -150,3 +147,29 @@ class _Client:
 
     def confluent(self) -> dict[str, Any]:
         return {}
+
+
+def listed(number: int, partitions: int) -> Manifest:
+    """A savepoint of a pipeline with two sources."""
+    offsets = [SourceOffset("orders", "shop.orders.v2", "id", each, 184_467_440 + each) for each in range(partitions)]
+    offsets.append(SourceOffset("rates", "exchange-rates", "id", 0, 5))
+    operators = tuple(OperatorSnapshot(each, 1, 3 << 29, ()) for each in ("totals", "names"))
+    return manifest(
+        checkpoint=number, kind="savepoint", completed_at_ms=1_000_113, offsets=tuple(offsets), operators=operators
+    )
+
+
+def test_the_list_fits() -> None:
+    """Into 100 columns, with Sn of every partition below its savepoint; and says which are decided only."""
+    some = [listed(98_417, 12), listed(98_502, 12)]
+    header, *lines = as_text(some, {98_417}, 100)
+    assert header == "   id  state      completed            state size"
+    assert max(map(len, [header, *lines])) <= 100
+    rows = [line.split() for line in lines if line.startswith("98")]
+    assert [(row[0], row[1], *row[-2:]) for row in rows] == [
+        ("98417", "finalized", "3.0", "GB"), ("98502", "decided", "3.0", "GB"),
+    ]  # fmt: skip
+    shown = " ".join(lines).split()
+    for each in some[0].offsets:
+        assert shown.count(f"{each.topic}[{each.partition}]={each.offset}") == len(some)
+    assert [line.strip()[:14] for line in lines if "Sn of" in line] == ["Sn of orders  ", "Sn of rates   "] * 2

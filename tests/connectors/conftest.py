@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,7 +35,8 @@ class Cluster:
     def producer(self, transactional_id: str, **settings: Any) -> Producer:
         """A producer that has taken the id, so that its state is Empty."""
         dotted = {name.replace("_", "."): value for name, value in settings.items()}
-        producer = Producer(self.config.confluent({"transactional.id": transactional_id, "log_level": 0, **dotted}))
+        ours = {"transactional.id": transactional_id, "transaction.timeout.ms": LIMIT_S * 1000, "log_level": 0}
+        producer = Producer(self.config.confluent({**ours, **dotted}))
         producer.list_topics(timeout=LIMIT_S)  # before init_transactions, which else waits half a second
         producer.init_transactions(LIMIT_S)
         self._writers.append(producer)
@@ -75,11 +77,15 @@ class Cluster:
             written=tuple(sorted(written, key=lambda each: each.partition)),
         )
 
-    def visible(self, topic: str) -> list[bytes]:
-        """What a read_committed reader sees, sorted, once no transaction is open on the topic."""
+    def settle(self, topic: str) -> None:
+        """Wait until no transaction is open on the topic: an end is answered before its markers are written."""
         self.wait_until(
             lambda: self.topics.end_offsets(topic, committed=True) == self.topics.end_offsets(topic, committed=False)
         )
+
+    def visible(self, topic: str) -> list[bytes]:
+        """What a read_committed reader sees, sorted, once no transaction is open on the topic."""
+        self.settle(topic)
         return self.visible_now(topic)
 
     def visible_now(self, topic: str) -> list[bytes]:
@@ -110,6 +116,14 @@ class Cluster:
         while not condition():
             assert time.monotonic() < deadline, "what the test waits for did not happen"
             time.sleep(0.01)
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where nobody listens, nor will."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
 @pytest.fixture(scope="session")

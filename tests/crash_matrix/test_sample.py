@@ -37,12 +37,10 @@ BY_NAME = {cell.name: cell for cell in cells()}
 @pytest.mark.exhaustive(but=[SAMPLE[6]])
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_cell(name: str, servers: Any) -> None:
-    """What was fed is counted once, whatever the process that crashed or the request that was lost."""
     assert try_cell(BY_NAME[name], servers) > 0
 
 
 def is_there(shown: str) -> bool:
-    """A file, or a test in it."""
     file, _, test = shown.partition("::")
     return f"def {test}" in (TESTS.parent / file).read_text()
 
@@ -67,7 +65,6 @@ def test_what_a_row_is_shown_by_as_well_is_there(table: Callable[..., list[dict[
 
 
 def test_every_row_is_shown() -> None:
-    """By cells, or by tests that there are; and no two cells are alike."""
     assert [row.number for row in ROWS] == list(range(1, 45))
     for row in ROWS:
         assert row.ways or row.tests, row
@@ -84,7 +81,6 @@ def test_every_failpoint_of_a_run_is_in_a_row() -> None:
 
 
 def numbers(cell: str) -> set[int]:
-    """Of rows."""
     return {int(each) for each in re.findall(r"\d+", cell)}
 
 
@@ -115,5 +111,4 @@ def test_what_is_left_out_is_listed_with_the_reason(table: Callable[..., list[di
 
 
 def test_a_cell_is_written_as_it_is_named() -> None:
-    """So that one can be asked for again."""
     assert Cell(2, "worker-barrier", "kill", "diamond", "both", 2, "unaligned").name == SAMPLE[0]

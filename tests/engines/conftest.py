@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.store.files.local import LocalFolder
+from exactlyonce.checkpoint.store.files.storage import FileStorage
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -33,6 +36,17 @@ def run(kafka: Any) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
+def job_of(run: Callable[..., Any], kafka: Any, topic_name: str) -> Callable[..., Any]:
+    """`job_of("linear", "--parallelism", "2")`: the pipeline of the test, on another *cluster* if given."""
+    from running import Job
+
+    def made(target: str, *arguments: str, cluster: Any = None, **options: Any) -> Job:
+        return Job(run, cluster or kafka, topic_name, target, *arguments, **options)
+
+    return made
+
+
+@pytest.fixture
 def failpoint(tmp_path: Path) -> Callable[..., dict[str, str]]:
     """`failpoint("worker-frozen")` is the environment that arms it; the file in tmp_path/fired shows that it fired."""
     fired = tmp_path / "fired"
@@ -42,6 +56,13 @@ def failpoint(tmp_path: Path) -> Callable[..., dict[str, str]]:
         return {"EXACTLYONCE_FAILPOINTS": f"{name}={action}@{nth}", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
 
     return arm
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[FileStorage]:
+    with closing(FileStorage(LocalFolder(tmp_path, "blocks"))) as storage:
+        storage.check()
+        yield storage
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import queue
@@ -10,15 +11,22 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import chdir, redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.cli.main import main
+from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, Committed, KafkaCluster
 
 HERE = Path(__file__).parent
 QUICK = ("--checkpoint-interval", "200ms")
+MARKERS_S = 60
+"""How long a commit that was answered may take to be visible: its markers are written after the answer."""
+Fed = list[tuple[str, str]]
 
 
 class Run:
@@ -53,7 +61,6 @@ class Run:
             self._fresh.put(event)
 
     def await_event(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The next event that is wanted."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             try:
@@ -75,7 +82,6 @@ class Run:
         return self.await_event(lambda event: event["event"] == "checkpoint" and event["records_committed"] > 0)
 
     def wait(self) -> int:
-        """The exit code."""
         code = self.process.wait(LIMIT_S)
         self._reader.join(10)
         return code
@@ -97,6 +103,91 @@ def orders(count: int, customers: int = 17, first: int = 0) -> list[tuple[str, s
         (str(i % 5), json.dumps({"id": i, "customer": f"c{i * 7 % customers}", "total": i % 90 + 1}))
         for i in range(first, first + count)
     ]
+
+
+class Ended(NamedTuple):
+    """An incarnation that is over, with what it said to people."""
+
+    code: int
+    said: str
+
+
+def run_here(servers: str, target: str, *arguments: str) -> Ended:
+    """`exactlyonce run` within this process, which takes a fraction of the time of a process of its own."""
+    stderr = io.StringIO()
+    with chdir(HERE), redirect_stderr(stderr):
+        code = main(["run", target, "--bootstrap-servers", servers, "--json", "--verbose", *arguments])
+    said = []
+    for line in stderr.getvalue().splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            said.append(line)
+        else:
+            said += [event["text"]] if event["event"] == "note" else []
+    assert "Traceback" not in stderr.getvalue()
+    return Ended(code, "\n".join(said))
+
+
+class Job:
+    """The incarnations of `module:target`, and the orders in its topics."""
+
+    def __init__(
+        self, run: Callable[..., Run], kafka: KafkaCluster, name: str, target: str, *arguments: str, partitions: int = 3
+    ) -> None:
+        self.kafka, self.name, self._run = kafka, name, run
+        self._target = (target if ":" in target else f"pipelines:{target}", "--param", f"name={name}")
+        self._arguments = (*QUICK, *arguments)
+        self.topic = kafka.create_topic(f"{name}-in", partitions)
+        self.fed: Fed = []
+
+    def feed(self, count: int, to: str = "in", customers: int = 17, partition: int = BY_KEY) -> Fed:
+        """Write so many more orders to topic NAME-*to*."""
+        more = orders(count, customers, first=len(self.fed))
+        self.kafka.produce(f"{self.name}-{to}", more, partition)
+        self.fed += more
+        return more
+
+    def start(self, *arguments: str, target: str | None = None, **options: Any) -> Run:
+        first, *parameters = self._target
+        options.setdefault("servers", self.kafka.bootstrap_servers)
+        return self._run(target or first, *parameters, *self._arguments, *arguments, **options)
+
+    def finish(self, *arguments: str, code: int = 0, **options: Any) -> Run:
+        """Run to the end of what was fed."""
+        incarnation = self.start("--until", "latest", *arguments, **options)
+        assert incarnation.wait() == code, incarnation.said
+        return incarnation
+
+    def finish_here(self, *arguments: str, code: int = 0, target: str | None = None) -> str:
+        """Run to the end of what was fed, or to exit code *code*, within this process; what was said."""
+        first, *parameters = self._target
+        target = f"pipelines:{target}" if target else first
+        options = (*self._arguments, "--until", "latest", "--inline", *arguments)
+        ended = run_here(self.kafka.bootstrap_servers, target, *parameters, *options)
+        assert ended.code == code, ended.said
+        return ended.said
+
+    def history(self) -> History:
+        return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+
+    def assert_totals(self) -> None:
+        assert_totals(self.kafka, f"{self.name}-out", self.fed)
+
+    def assert_copies(self) -> None:
+        assert_copies(self.kafka, f"{self.name}-copies", self.fed)
+
+
+def stop(incarnation: Run) -> None:
+    """Let it end cleanly."""
+    incarnation.process.send_signal(signal.SIGTERM)
+    assert incarnation.wait() == 0, incarnation.said
+
+
+def workers_of(incarnation: Run) -> list[int]:
+    """The process ids of the newest attempt's workers."""
+    deployed = next(event for event in reversed(list(incarnation.events)) if event.get("step") == "deployed")
+    return list(deployed["workers"])
 
 
 def abort_while_a_worker_sleeps(
@@ -133,20 +224,35 @@ def _aborts(job: Run, since_ms: int) -> bool:
     return next(aborted for text, aborted in outcomes.items() if text in event["text"])
 
 
-def assert_totals(kafka: KafkaCluster, topic: str, fed: list[tuple[str, str]]) -> None:
+def visible(kafka: KafkaCluster, topic: str, count: int) -> list[Committed]:
+    """What readers of *topic* see, once it is *count* records; or fewer, if no more become visible in time."""
+    deadline = time.monotonic() + MARKERS_S
+    while len(found := kafka.read_committed(topic)) < count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def ids_in(kafka: KafkaCluster, topic: str, count: int) -> list[int]:
+    """The ids of the orders in *topic*, sorted."""
+    return sorted(json.loads(record.value or b"")["id"] for record in visible(kafka, topic, count))
+
+
+def assert_totals(kafka: KafkaCluster, topic: str, fed: Fed) -> None:
+    """The updates in *topic* are those of the orders that were fed."""
+    assert_updates([json.loads(record.value or b"") for record in visible(kafka, topic, len(fed))], fed)
+
+
+def assert_updates(updates: list[dict[str, Any]], fed: Fed) -> None:
     """Each order gave one update, each customer's sums are those of its orders in the order of the updates."""
     given = {order["id"]: order for order in (json.loads(value) for _, value in fed)}
-    updates = [json.loads(record.value or b"") for record in kafka.read_committed(topic)]
-    seen = [update["id"] for update in updates]
-    missing, doubled = sorted(given.keys() - set(seen)), sorted(each for each in set(seen) if seen.count(each) > 1)
-    assert sorted(seen) == sorted(given), f"every order counts once: {missing} do not, {doubled} more than once"
+    seen = Counter(update["id"] for update in updates)
+    missing, doubled = sorted(given.keys() - seen.keys()), sorted(id for id, times in seen.items() if times > 1)
+    assert seen == Counter(given.keys()), f"every order counts once: {missing} do not, {doubled} more than once"
     sums: dict[str, int] = defaultdict(int)
     for update in updates:
         sums[update["customer"]] += given[update["id"]]["total"]
         assert update["sum"] == sums[update["customer"]], f"the total of {update['customer']} at order {update['id']}"
 
 
-def assert_copies(kafka: KafkaCluster, topic: str, fed: list[tuple[str, str]]) -> None:
-    """Each order came through once."""
-    ids = sorted(json.loads(record.value or b"")["id"] for record in kafka.read_committed(topic))
-    assert ids == sorted(json.loads(value)["id"] for _, value in fed)
+def assert_copies(kafka: KafkaCluster, topic: str, fed: Fed) -> None:
+    assert ids_in(kafka, topic, len(fed)) == sorted(json.loads(value)["id"] for _, value in fed)

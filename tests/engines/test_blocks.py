@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -35,8 +35,6 @@ def _add(total: int | None, amount: int) -> tuple[int, int]:
 
 
 class CountingReader(BlockReader):
-    """Remembers what it has read."""
-
     def __init__(self, config: dict[str, Any], topic: TopicInfo) -> None:
         super().__init__(config, topic)
         self.read: list[BlockRef] = []
@@ -50,7 +48,8 @@ class CountingReader(BlockReader):
 class States:
     """The state of an operator, of which this test plays all subtasks."""
 
-    def __init__(self, servers: str, pipeline: str) -> None:
+    def __init__(self, servers: str, pipeline: str, manifest_of: Callable[..., Manifest]) -> None:
+        self._manifest_of = manifest_of
         self.pipeline = Pipeline(pipeline)
         source = self.pipeline.source("in", KafkaSource("in", value=int)).key_by(lambda each: each)
         source.stateful_map("totals", _add).sink("out", KafkaSink("out"))
@@ -59,14 +58,9 @@ class States:
         self.topic = prepare_topic(self.config, pipeline)
 
     def manifest(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...] = ()) -> Manifest:
-        """A manifest of no more than these *operators*."""
-        return Manifest(
-            pipeline=self.graph.pipeline_id, checkpoint=checkpoint, incarnation=1, attempt=0, kind="checkpoint",
-            base=0, previous=0, triggered_at_ms=0, completed_at_ms=0, fingerprint="",
-            max_parallelism=self.graph.max_parallelism, parallelism=1, block_partitions=self.topic.partitions,
-            block_end_offsets=(), written_bytes=0, offsets=(), operators=operators, order_logs=(), committables=(),
-            sinks=(),
-        )  # fmt: skip
+        graph, partitions = self.graph, self.topic.partitions
+        own = {"pipeline": graph.pipeline_id, "checkpoint": checkpoint, "max_parallelism": graph.max_parallelism}
+        return self._manifest_of(**own, block_partitions=partitions, operators=operators)
 
     def tables(
         self, manifest: Manifest, parallelism: int, touched: Sequence[set[int] | None]
@@ -106,9 +100,9 @@ def _states(tables: Iterable[Table[Any]]) -> dict[bytes, int]:
 
 
 @pytest.mark.exhaustive
-def test_what_is_carried_over_is_not_read_and_stays(kafka: Any, topic_name: str) -> None:
+def test_what_is_carried_over_is_not_read_and_stays(kafka: Any, topic_name: str, manifest_of: Any) -> None:
     """From parallelism 2 to 3 and 1: each subtask reads one key group, and the manifest still stands on all blocks."""
-    states = States(kafka.bootstrap_servers, topic_name)
+    states = States(kafka.bootstrap_servers, topic_name, manifest_of)
     tables, _ = states.tables(states.manifest(0), 2, [None, None])
     for subtask, table in enumerate(tables):
         own = [key for key in KEYS if key_group(key, 128) in group_range(subtask, 2, 128)]

@@ -12,7 +12,7 @@ import pytest
 
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines import in_flight
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, records_in
@@ -29,8 +29,6 @@ from exactlyonce.state.key_groups import group_range
 
 
 class Number(msgspec.Struct):
-    """A record."""
-
     n: int
 
 
@@ -38,7 +36,6 @@ CODEC = BatchCodec(Number)
 
 
 def frame(first: int, count: int) -> bytes:
-    """Numbers that are their own keys."""
     records = [Number(n) for n in range(first, first + count)]
     return CODEC.encode(Batch(records, [Coordinates("t", 0, 0)] * count, [canonical_key(each.n) for each in records]))
 
@@ -48,7 +45,6 @@ def numbers(frames: Any) -> list[int]:
 
 
 def ends(local: bool) -> tuple[Channel, Channel]:
-    """Writer and reader of a channel."""
     if local:
         channel = LocalChannel()
         return channel, channel
@@ -181,13 +177,10 @@ def test_a_log_is_cut_into_blocks_and_put_together_again(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
 def test_a_frame_tells_how_many_records_it_has(count: int) -> None:
-    """Without being decoded."""
     assert records_in(frame(0, count)) == count
 
 
 class Kept:
-    """Blocks in memory."""
-
     def __init__(self) -> None:
         self.found: dict[BlockRef, Block] = {}
 
@@ -220,17 +213,10 @@ def _graph(name: str = "p") -> Any:
     return pipeline.build()
 
 
-def _manifest(graph: Any, parallelism: int, logs: tuple[ChannelLog, ...]) -> Manifest:
-    return Manifest(
-        pipeline="p", checkpoint=1, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0, triggered_at_ms=0,
-        completed_at_ms=0, fingerprint=graph.fingerprint(), max_parallelism=8, parallelism=parallelism,
-        block_partitions=2, block_end_offsets=(), written_bytes=0, offsets=(), operators=(), order_logs=(),
-        committables=(), sinks=(), channel_logs=logs,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 2), (2, 3), (3, 1), (1, 3)])
-def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_order(before: int, after: int) -> None:
+def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_order(
+    before: int, after: int, manifest_of: Any
+) -> None:
     """At whatever parallelism; what was sent to the second of two shuffles goes before what was sent to the first."""
     graph, kept = _graph(), Kept()
     groups = dict(zip(range(300), key_groups([canonical_key(n) for n in range(300)], 8), strict=True))
@@ -242,7 +228,8 @@ def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_ord
             sent = CODEC.encode(Batch(records, [Coordinates("t", 0, 0)] * len(mine), keys))
             frames = [InFlightFrame(f"{edge}:{sender}", sent) for sender in range(before)]
             logs.append(kept.log(task, subtask, frames))
-    manifest = _manifest(graph, before, tuple(logs))
+    own = {"fingerprint": graph.fingerprint(), "max_parallelism": 8}
+    manifest = manifest_of("p", **own, parallelism=before, channel_logs=tuple(logs))
     seen: list[tuple[str, int]] = []
     for subtask in range(after):
         found = in_flight.restored(manifest, graph, subtask, after, kept)
@@ -256,10 +243,11 @@ def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_ord
     assert sorted(seen) == sorted(wanted)
 
 
-def test_another_graph_does_not_take_what_was_on_its_way_in_this_one() -> None:
+def test_another_graph_does_not_take_what_was_on_its_way_in_this_one(manifest_of: Any) -> None:
     """It is told how to come by a checkpoint that it may go on from; an aligned one it takes."""
     graph, kept = _graph(), Kept()
     logs = (kept.log("in", 0, [InFlightFrame("one>inner:0", frame(0, 1))]),)
+    own = {"fingerprint": graph.fingerprint(), "max_parallelism": 8}
     with pytest.raises(GraphError, match=r"is unaligned: .* --until latest"):
-        in_flight.restored(_manifest(graph, 1, logs), _graph("other"), 0, 1, kept)
-    assert in_flight.restored(_manifest(graph, 1, ()), _graph("other"), 0, 1, kept) == []
+        in_flight.restored(manifest_of("p", **own, channel_logs=logs), _graph("other"), 0, 1, kept)
+    assert in_flight.restored(manifest_of("p", **own), _graph("other"), 0, 1, kept) == []

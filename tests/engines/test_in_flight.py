@@ -12,7 +12,7 @@ import pytest
 
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines import in_flight
 from exactlyonce.engines.activity import Activity
@@ -29,21 +29,16 @@ from exactlyonce.sinks import KafkaSink
 
 
 class Order(msgspec.Struct):
-    """What went round."""
-
     id: int
     total: int
 
 
 class Renamed(msgspec.Struct):
-    """As which it could be read, without its total."""
-
     id: int
     amount: int = 0
 
 
 def graph(type_: Any, source: str) -> LogicalGraph:
-    """A loop of *type_*."""
     pipeline = Pipeline("p")
     loop = pipeline.feedback("back", type_)
     orders = pipeline.source(source, KafkaSource("in", value=type_)).union(loop)
@@ -56,20 +51,16 @@ class Log:
     """A checkpoint of `graph(Order, "orders")`, with an order on its way, or of another type with *record*; it says
     what the records are, unless it is *older*."""
 
-    def __init__(self, type_: Any = Order, record: Any = None, *, older: bool = False) -> None:
+    def __init__(self, manifest_of: Any, type_: Any = Order, record: Any = None, *, older: bool = False) -> None:
         before = graph(type_, "orders")
         (edge,) = feedback_edges(before)
         frame = BatchCodec(type_).encode(Batch([record or Order(1, 500)], [Coordinates("in", 0, 7)], None))
         self.said = in_flight.FRAMES if older else in_flight.said_of_records({"back": describe(type_)})
         self.bodies = [body for body in in_flight.encode([InFlightFrame(f"{edge.name}:0", frame)]) if body]
         refs = [BlockRef(1, n, f"k{n}", len(each), hashlib.sha256(each).digest()) for n, each in enumerate(self.bodies)]
-        self.manifest = Manifest(
-            pipeline="p", checkpoint=3, incarnation=1, attempt=0, kind="checkpoint", base=2, previous=2,
-            triggered_at_ms=0, completed_at_ms=0, fingerprint=before.fingerprint(),
-            max_parallelism=before.max_parallelism, parallelism=1, block_partitions=2, block_end_offsets=(),
-            written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
-            channel_logs=(ChannelLog("task", 0, 1, tuple(refs)),),
-        )  # fmt: skip
+        logs = (ChannelLog("task", 0, 1, tuple(refs)),)
+        own = {"fingerprint": before.fingerprint(), "max_parallelism": before.max_parallelism}
+        self.manifest = manifest_of("p", **own, channel_logs=logs)
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
         return ((ref, Block("task", 3, "in-flight", "zlib", self.said, self.bodies[ref.offset])) for ref in refs)
@@ -78,87 +69,68 @@ class Log:
         return in_flight.restored(self.manifest, graph, 0, 1, self)
 
 
-def test_a_changed_pipeline_goes_on_with_what_went_round_a_loop() -> None:
-    """Its id and its type are the same."""
-    log = Log()
+def test_a_changed_pipeline_goes_on_with_what_went_round_a_loop(manifest_of: Any) -> None:
+    log = Log(manifest_of)
     (frame,) = log.restored(graph(Order, "renamed"))
     assert BatchCodec(Order).decode(frame.frame).records == [Order(1, 500)]
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_a_loop_of_another_type(older: bool) -> None:
+def test_a_loop_of_another_type(older: bool, manifest_of: Any) -> None:
     """Records that can be read as it, but not without loss, are refused, with what to do."""
     with pytest.raises(GraphError, match=r"round loop 'back', written as another type .* Give the loop its old type"):
-        Log(older=older).restored(graph(Renamed, "orders"))
+        Log(manifest_of, older=older).restored(graph(Renamed, "orders"))
 
 
 class Grown(msgspec.Struct):
-    """`Order`, and a field more."""
-
     id: int
     total: int
     note: str = ""
 
 
-def test_a_loop_whose_type_has_grown() -> None:
+def test_a_loop_whose_type_has_grown(manifest_of: Any) -> None:
     """Takes what went round it, if a log says of which type that was."""
-    (frame,) = Log().restored(graph(Grown, "orders"))
+    (frame,) = Log(manifest_of).restored(graph(Grown, "orders"))
     assert BatchCodec(Grown).decode(frame.frame).records == [Grown(1, 500)]
     with pytest.raises(GraphError, match="they would not be what they were"):
-        Log(older=True).restored(graph(Grown, "orders"))
+        Log(manifest_of, older=True).restored(graph(Grown, "orders"))
 
 
 class Array(msgspec.Struct, array_like=True):
-    """By position."""
-
     customer: int
     retries: int
 
 
 class ArraySwapped(msgspec.Struct, array_like=True):
-    """Its fields have changed places."""
-
     retries: int
     customer: int
 
 
 class Pair(NamedTuple):
-    """By position."""
-
     a: int
     b: int
 
 
 class PairSwapped(NamedTuple):
-    """Its fields have changed places."""
-
     b: int
     a: int
 
 
 class Omitting(msgspec.Struct, omit_defaults=True):
-    """Leaves a limit out."""
-
     id: int
     limit: int = 5
 
 
 class OmittingAnother(msgspec.Struct, omit_defaults=True):
-    """Leaves out another."""
-
     id: int
     limit: int = 500
 
 
 class Listed(msgspec.Struct):
-    """In an order."""
-
     some: list[int]
 
 
 class InSet(msgspec.Struct):
-    """In none."""
-
     some: set[int]
 
 
@@ -172,19 +144,19 @@ OF_ANOTHER_TYPE = [
 
 
 @pytest.mark.parametrize(("record", "type_", "why"), OF_ANOTHER_TYPE)
-def test_a_loop_of_a_type_with_the_same_bytes(record: Any, type_: Any, why: str) -> None:
+def test_a_loop_of_a_type_with_the_same_bytes(record: Any, type_: Any, why: str, manifest_of: Any) -> None:
     """What went round it is refused by the schema alone, with the field, wherever it is restored."""
     with pytest.raises(GraphError, match=rf"loop 'back', written as another type .*: {why} would be lost\. Give"):
-        Log(type(record), record).restored(graph(type_, "orders"))
+        Log(manifest_of, type(record), record).restored(graph(type_, "orders"))
     entries = [LoopEntry(0, msgspec.msgpack.encode(record), "in", 0, 7)]
     with pytest.raises(GraphError, match=rf"loop 'back', written as another type than {type_.__name__}, .*: {why}"):
         require_same("back", type_, entries, "savepoint", describe(type(record)))
     require_same("back", type(record), entries, "savepoint", describe(type(record)))
 
 
-def test_a_loop_that_is_gone() -> None:
+def test_a_loop_that_is_gone(manifest_of: Any) -> None:
     """Its records are not left behind, also where the subtask that had them has no key groups."""
-    log = Log()
+    log = Log(manifest_of)
     (one,) = log.manifest.channel_logs
     log.manifest = msgspec.structs.replace(
         log.manifest, parallelism=2, max_parallelism=1, channel_logs=(msgspec.structs.replace(one, subtask=1),)
@@ -197,38 +169,35 @@ def test_a_loop_that_is_gone() -> None:
         in_flight.restored(log.manifest, without, 1, 2, log)
 
 
-def test_a_worker_says_what_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With each block of what is on its way."""
+def builder_of(log: Log, monkeypatch: pytest.MonkeyPatch) -> building._Builder:
     monkeypatch.setattr(building, "state_backend", lambda *_: None)
-    log, nobody, said = Log(), cast(Any, None), list[str]()
+    nobody = cast(Any, None)
     start = SimpleNamespace(subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest)
     clients = SimpleNamespace(block_reader=lambda: log)
     built = building.Built(nobody, Activity(), backend=nobody)
-    builder = building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
+    return building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
+
+
+def test_a_worker_says_what_goes_round(monkeypatch: pytest.MonkeyPatch, manifest_of: Any) -> None:
+    log, said = Log(manifest_of), list[str]()
     writer = SimpleNamespace(write=lambda block, *_: said.append(block.schema))
-    builder.names.write_in_flight(cast(Any, writer), 4, "task", 0, b"")
+    builder_of(log, monkeypatch).names.write_in_flight(cast(Any, writer), 4, "task", 0, b"")
     assert said == [log.said] == [in_flight.said_of_records({"back": describe(Order)})]
 
 
-def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.MonkeyPatch, manifest_of: Any) -> None:
     """What goes first feeds it, before anything that it is fed is taken: with fewer subtasks than before as much as
     several of them had."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 0)
     monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 0)
-    monkeypatch.setattr(building, "state_backend", lambda *_: None)
-    log, nobody = Log(), cast(Any, None)
-    start = SimpleNamespace(subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest)
-    clients = SimpleNamespace(block_reader=lambda: log)
-    built = building.Built(nobody, Activity(), backend=nobody)
-    builder = building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
-    (loop,) = builder.loops.values()
+    (loop,) = builder_of(Log(manifest_of), monkeypatch).loops.values()
     loop.send(b"", 1)
     with pytest.raises(GraphError, match="feeds more and more"):
         loop.send(b"", 1)
 
 
 @pytest.mark.parametrize(("rounds", "said"), [(True, "1 records went round loops"), (False, "between operators")])
-def test_what_is_said_where_a_stop_comes_before_the_end(rounds: bool, said: str) -> None:
+def test_what_is_said_where_a_stop_comes_before_the_end(rounds: bool, said: str, manifest_of: Any) -> None:
     """Its checkpoint may be an older one, whose barriers had overtaken records: where there is no loop, none is
     named."""
-    assert said in job._stopped_on_the_way(Log().manifest, loops=rounds)
+    assert said in job._stopped_on_the_way(Log(manifest_of).manifest, loops=rounds)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 class Price(msgspec.Struct):
-    """A record with a float."""
-
     amount: float
 
 
@@ -45,7 +43,6 @@ def test_a_batch_comes_out_as_it_went_in() -> None:
 
 
 def test_a_record_of_another_type_is_named() -> None:
-    """The message has the type, the field and the coordinates of the record that does not fit."""
     codec = BatchCodec(Price)
     frame = codec.encode(batch(Price(1.0), Price("dear")))  # type: ignore[arg-type]  # what a checker would refuse
     with pytest.raises(RecordError, match=r"no.* valid Price: .*got `str`.*\$\.amount.*prices\[3\] offset 1"):
@@ -53,7 +50,6 @@ def test_a_record_of_another_type_is_named() -> None:
 
 
 def test_a_record_that_cannot_be_encoded_is_named() -> None:
-    """So has that of a record which no encoding exists for."""
     with pytest.raises(RecordError, match=r"prices\[3\] offset 1"):
         BatchCodec(Price).encode(batch(Price(1.0), object()))
 
@@ -89,14 +85,10 @@ class Few:
 
 
 class Line(NamedTuple):
-    """A record of it."""
-
     n: int
 
 
 class Numbers:
-    """Its description."""
-
     on_error = "fail"
 
     def decoder(self) -> Any:
@@ -141,7 +133,6 @@ def test_a_source_with_a_whole_batch_is_asked_again_at_once() -> None:
 
 
 def test_a_barrier_does_not_wait_for_records_to_gather() -> None:
-    """It goes out though its source has just been asked."""
     read, reader, _ = source(has=3)
     read.next(1_000)
     read.triggers.append(SourceTrigger(BarrierFrame(7, 6), False, {}))

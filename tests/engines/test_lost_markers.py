@@ -50,7 +50,6 @@ class Stage:
         self.performer = Performer(self.config, self.transactions, self.log, no_log, 60_000)
 
     def open(self, transactional_id: str) -> Committable:
-        """A transaction with one record in every partition."""
         settings = {"transactional.id": transactional_id, "log_level": 0}
         producer = Producer(self.config.confluent(settings))
         self.writers.append(producer)
@@ -71,13 +70,11 @@ class Stage:
         )  # fmt: skip
 
     def state(self, transactional_id: str) -> TransactionState:
-        """What the broker takes it for."""
         state = self.transactions.describe([transactional_id])[transactional_id]
         assert state is not None
         return state
 
     def is_complete(self, committable: Committable) -> bool:
-        """Whether the broker takes the transaction for complete."""
         return self.state(committable.transactional_id).state == "CompleteCommit"
 
     def hanging(self, committable: Committable) -> list[tuple[str, int]]:
@@ -92,7 +89,6 @@ class Stage:
 
 @pytest.fixture
 def stage(stoppable: OwnCluster, topic_name: str) -> Stage:
-    """A topic on a broker to be killed."""
     return Stage(stoppable, topic_name)
 
 

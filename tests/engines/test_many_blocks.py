@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -14,7 +13,6 @@ from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.records.encoding import decode, encode
 from exactlyonce.checkpoint.records.manifest import MANIFEST_SIZE_MAX, BlockRef, ChannelLog, Manifest
 from exactlyonce.checkpoint.references import listed_by, named_by, references_of
-from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.engines import in_flight
@@ -34,15 +32,6 @@ LOOP = ">back:0"
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> Iterator[FileStorage]:
-    """Of one pipeline."""
-    found = FileStorage(LocalFolder(tmp_path, "blocks"))
-    found.check()
-    yield found
-    found.close()
-
-
-@pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block is small, and a manifest names two of them, a list three."""
     for name, value in (("PIECE_BYTES", 80), ("NAMED_MAX", 2), ("LISTED_MAX", 3)):
@@ -54,7 +43,7 @@ def acknowledged(storage: FileStorage, records: int) -> Ack:
     messages: list[Acknowledge] = []
     blocks, new = storage.begin(1, 0), LocalChannel()
     loop = LoopChannel(Node("back", Kind.FEEDBACK, pause_ms=60_000), Node("end", Kind.MAP), lambda: 0.0)
-    inputs = [ChannelInput("new:0", new, CODEC, _nobody), FeedbackInput(LOOP, loop, CODEC, _nobody)]
+    inputs = [ChannelInput("new:0", new, CODEC, cast(Any, None)), FeedbackInput(LOOP, loop, CODEC, cast(Any, None))]
     subtask = Subtask(
         name="head", index=0, inputs=[*inputs], tables=[], sinks=[], outputs=[], fed=[loop], blocks=blocks,
         names=BlockNames(0), acknowledge=messages.append, order=None, monotonic_s=lambda: 0.0,
@@ -70,16 +59,10 @@ def acknowledged(storage: FileStorage, records: int) -> Ack:
 
 
 def frame(number: int) -> bytes:
-    """A record that is alone in it."""
     return CODEC.encode(Batch([number], [Coordinates("in", 0, number)], None))
 
 
-def _nobody(batch: Batch) -> None:
-    raise AssertionError("nothing is taken")
-
-
 def of(log: ChannelLog, manifest_of: Callable[..., Manifest]) -> Manifest:
-    """A checkpoint that has no more."""
     return manifest_of("totals", channel_logs=(log,))
 
 

@@ -36,7 +36,6 @@ def steps(pace: Pace, cost_s: Callable[[int], float], count: int) -> list[int]:
 
 
 def test_a_fast_slice_is_followed_by_one_of_twice_its_size_up_to_the_most() -> None:
-    """From 4 records it takes nine slices to 2,000."""
     assert steps(slice_pace(), lambda _: 4e-6, 10) == [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2000, 2000]
 
 
@@ -47,7 +46,6 @@ def test_slices_of_slow_records_keep_to_the_time() -> None:
 
 
 def test_a_slice_that_was_slow_shrinks_the_next_at_once() -> None:
-    """Whatever its size was before: by what a record cost."""
     pace = Pace(ALIGNED.slice_s, BATCH_RECORDS_MAX, BATCH_RECORDS_MAX)
     pace.took(2000, 100.0)
     assert pace.size == 1
@@ -57,7 +55,6 @@ def test_a_slice_that_was_slow_shrinks_the_next_at_once() -> None:
 
 @pytest.mark.parametrize("elapsed_s", [0.0, 1e-12, 1e6])
 def test_a_pace_is_always_between_one_and_the_most(elapsed_s: float) -> None:
-    """Also when no time passed by the clock, or a day."""
     pace = slice_pace()
     for _ in range(40):
         pace.took(pace.size, elapsed_s)
@@ -65,8 +62,6 @@ def test_a_pace_is_always_between_one_and_the_most(elapsed_s: float) -> None:
 
 
 class Number(msgspec.Struct):
-    """A record."""
-
     n: int
 
 
@@ -76,7 +71,6 @@ def numbers(first: int, count: int) -> Batch:
 
 
 def pairs() -> tuple[SocketChannel, SocketChannel]:
-    """Both ends of a channel between workers."""
     ours, theirs = socket.socketpair()
     for each in (ours, theirs):
         each.setblocking(False)
@@ -181,15 +175,22 @@ def test_an_operator_breathes_between_chunks_if_the_last_breath_is_long_ago(monk
 
 def test_what_an_operator_costs_is_its_own() -> None:
     """The time of the operators behind it is not in it, and the costliest is named with its share."""
-    activity = Activity()
-    behind = Map("slow", lambda each: sum(range(20_000)) and each, activity=activity)
-    first = Map("fast", lambda each: each, activity=activity, downstream=[behind])
+    now_s = [0.0]
+
+    def taking(seconds: float) -> Callable[[Number], Number]:
+        def take(number: Number) -> Number:
+            now_s[0] += seconds
+            return number
+
+        return take
+
+    activity = Activity(lambda: now_s[0])
+    behind = Map("slow", taking(0.003), activity=activity)
+    first = Map("fast", taking(0.001), activity=activity, downstream=[behind])
     first(numbers(0, 200))
     cost = activity.costliest()
     assert cost is not None
-    assert cost.operator == "slow"
-    assert 0.0 < cost.share <= 1.0
-    assert cost.record_ms > 0.0
+    assert (cost.operator, round(cost.share, 6), round(cost.record_ms, 6)) == ("slow", 0.75, 3.0)
     assert str(activity.current) == "operator 'slow'"
     activity.forget()
     assert activity.costliest() is None
@@ -197,8 +198,6 @@ def test_what_an_operator_costs_is_its_own() -> None:
 
 @pytest.mark.parametrize("bad", [0, CHUNK_RECORDS - 1, CHUNK_RECORDS, 2 * CHUNK_RECORDS + 7])
 def test_the_record_that_fails_is_found_in_any_chunk(bad: int) -> None:
-    """An error has the coordinates of its record, whichever chunk that is in."""
-
     def fail(each: Number) -> Number:
         return Number(each.n // 0) if each.n == bad else each
 
@@ -215,7 +214,6 @@ def test_the_record_that_fails_is_found_in_any_chunk(bad: int) -> None:
 
 
 def test_outputs_do_not_depend_on_chunks() -> None:
-    """A batch of many chunks gives one batch to those behind, with what each record gave."""
     table: KeyedTable[int] = KeyedTable("totals", int, range(128), 128)
     pushed: list[Batch] = []
     operator = Stateful("totals", lambda n, _: ((n or 0) + 1,) * 2, table, downstream=[pushed.append])
@@ -227,7 +225,6 @@ def test_outputs_do_not_depend_on_chunks() -> None:
 
 
 def test_a_frame_larger_than_what_is_read_ahead() -> None:
-    """A channel delivers a frame of any size, and what comes behind it."""
     writer, reader = pairs()
     frame = bytes(10 << 20)
     writer.send(frame, 1)
@@ -250,7 +247,6 @@ def test_a_channel_that_gets_nothing_holds_nobody_back() -> None:
 
 
 def test_an_attempt_after_a_failure_begins_with_little() -> None:
-    """Its slices stay small, however quick they are, until a barrier has come through."""
     channel, codec = LocalChannel(), BatchCodec(Number)
     read = ChannelInput("edge:0", channel, codec, lambda _: None, cautious=True)
     channel.send(codec.encode(numbers(0, 4_000)), 4_000)

@@ -20,14 +20,10 @@ ORIGIN = "topic"
 
 
 class Row(msgspec.Struct):
-    """What is written."""
-
     customer: str
 
 
 class NoBlocks:
-    """Nothing waits in the checkpoint topic."""
-
     def fetch(self, refs: Any) -> list[Any]:
         assert list(refs) == []
         return []
@@ -35,7 +31,6 @@ class NoBlocks:
 
 @pytest.fixture
 def stores() -> PipelineStores:
-    """Of a pipeline whose sink "rows" is a write-ahead sink."""
     pipeline = Pipeline("p")
     pipeline.source("in", KafkaSource("in", value=int)).sink("rows", MemorySink("m", StoreModel()))
     made = PipelineStores(pipeline.build(), cast(Any, NoBlocks()))
@@ -71,7 +66,6 @@ def test_a_kind_that_the_sink_does_not_commit(stores: PipelineStores, kind: str,
 
 
 def test_an_address_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sink is named whose address it is, before anything is asked."""
     monkeypatch.delenv("NOWHERE", raising=False)
     pipeline = Pipeline("p")
     pipeline.source("in", KafkaSource("in", value=Row)).sink("rows", PostgresSink[Row]("t", dsn="env:NOWHERE"))
@@ -109,7 +103,6 @@ def test_the_ledger_of_each_sink_is_named_for_people() -> None:
 
 
 def test_another_description(stores: PipelineStores) -> None:
-    """Rows that were encoded for another table are not written to this one."""
     with pytest.raises(StoreError, match="set aside for another description of the sink"):
         stores(staged(stores, description="another"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -27,13 +28,8 @@ def looked_at(newest: Manifest, *views: Topic | None, targets: dict[str, dict[in
 
 
 @pytest.fixture
-def newest() -> Manifest:
-    """A manifest of both partitions."""
-    return Manifest(
-        pipeline="p", checkpoint=5, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
-        triggered_at_ms=0, completed_at_ms=0, fingerprint="", max_parallelism=128, parallelism=1, block_partitions=5,
-        block_end_offsets=(), written_bytes=0, offsets=AFTER, operators=(), order_logs=(), committables=(), sinks=(),
-    )  # fmt: skip
+def newest(manifest_of: Callable[..., Manifest]) -> Manifest:
+    return manifest_of("p", checkpoint=5, offsets=AFTER)
 
 
 def test_one_broker_that_knows_the_new_topic_is_enough(newest: Manifest) -> None:
@@ -62,6 +58,5 @@ def test_partitions_count_once_every_broker_knows_them(newest: Manifest) -> None
 
 
 def test_a_run_up_to_a_target_takes_no_more_partitions(newest: Manifest) -> None:
-    """What was to be read was known at the start."""
     seen = looked_at(newest, msgspec.structs.replace(KNOWN, partitions=3), targets={"in": {0: 10, 1: 10}})
     assert seen.offsets_from(newest) == {"in": {0: 7, 1: 9}}

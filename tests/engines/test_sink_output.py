@@ -35,8 +35,6 @@ class Columns:
 
 
 class Written(NamedTuple):
-    """Takes all."""
-
     outputs: list[Any]
 
     def write(self, outputs: Any) -> None:
@@ -75,8 +73,6 @@ def test_an_output_that_has_no_encoding_is_told_of_the_sink() -> None:
 
 @pytest.mark.parametrize("store", ["kafka", "redis"])
 def test_a_function_of_a_sink_that_raises_is_told_as_the_users(store: str) -> None:
-    """Which argument it is, and where in the user's code it raised."""
-
     def key(total: Total) -> str:
         return str(total.customer["name"])
 
@@ -114,6 +110,5 @@ def test_only_none_is_a_tombstone(value: float) -> None:
 
 
 def test_headers_that_raise_are_told_as_the_users() -> None:
-    """As a key that does."""
     encoder = KafkaSink[Total]("totals", headers=lambda total: [("a", total.nothing)]).encoder(Total)  # type: ignore[attr-defined]  # it has none
     assert refusal(encoder, Total("ann", 1)).startswith("headers= of sink 'table' raised AttributeError")

@@ -64,7 +64,6 @@ def test_what_does_not_decode_is_left_out(good: Any, metadata: bool, capsys: pyt
 
 
 def found(data: bytes) -> Any:
-    """By a codec of the user's."""
     return next(number for number in json.loads(data).values() if number != 7)
 
 
@@ -80,7 +79,6 @@ def test_a_codec_that_finds_nothing_cuts_nothing_short(capsys: pytest.CaptureFix
 
 
 def test_a_key_that_does_not_decode_is_told_as_the_key() -> None:
-    """And a value as the value, where both are decoded."""
     messages = [Message(topic="orders", partition=3, offset=5, key=b"k", timestamp=(1, 1), value=b'{"id": 1}')]
     with pytest.raises(RecordError, match=r"offset 5: the key is no int: "):
         SourceDecoder("orders", KafkaSource("orders", value=Order, key=int, metadata=True)).decode(messages)

@@ -35,8 +35,6 @@ class Sale(msgspec.Struct):
 
 
 class Odd:
-    """Neither true nor false."""
-
     def __bool__(self) -> bool:
         raise ValueError("ambiguous")
 
@@ -47,12 +45,10 @@ class Mute(Exception):
 
 
 def batch_of(records: list[Any]) -> Batch:
-    """Of one key, at offsets from 0 on."""
     return Batch(records, [Coordinates("t", 0, offset) for offset in range(len(records))], [ANN] * len(records))
 
 
 def pushed(operator: Any, *batches: list[Any]) -> list[Any]:
-    """What it makes of them, as it is at the end of each batch."""
     found: list[Any] = []
     operator.downstream.append(lambda batch: found.extend(msgspec.to_builtins(batch.records)))
     for records in batches:
@@ -61,7 +57,6 @@ def pushed(operator: Any, *batches: list[Any]) -> list[Any]:
 
 
 def stateful(fn: Callable[..., Any], type_: Any = Basket, *, flat: bool = False, reduces: bool = False) -> Stateful:
-    """An operator with a table of its own."""
     return Stateful("op", fn, KeyedTable("op", type_, range(16), 16), flat, reduces)
 
 
@@ -117,7 +112,6 @@ def test_outputs_of_a_key_may_be_generated() -> None:
 
 
 def test_what_is_neither_true_nor_false_is_an_error_of_the_record() -> None:
-    """Whoever asks for it raises, and it is the filter that asks."""
     with pytest.raises(RecordError, match=r"'keep' raised ValueError: ambiguous .* offset 1"):
         pushed(Filter("keep", cast("Any", lambda record: Odd() if record else True)), [0, 1])
 
@@ -131,7 +125,6 @@ def test_any_error_has_a_text() -> None:
 
 
 def added(basket: Basket | None, item: int) -> Basket:
-    """Changed in place."""
     basket = basket or Basket([])
     basket.items.append(item)
     return basket

@@ -21,17 +21,16 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import performer as performers
 from exactlyonce.engines.performer import Performer
 from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.testing.cluster import LIMIT_S
 
 
 class Away:
     """Connections to brokers of which none answers."""
 
     def end_all(self, endings: Any, *, commit: bool) -> Any:
-        """Nobody is there."""
         raise BrokerUnavailable("127.0.0.1:9092 does not answer")
 
     def producers(self, partitions: Any) -> Any:
-        """Nobody is there."""
         raise BrokerUnavailable("127.0.0.1:9092 does not answer")
 
 
@@ -59,7 +58,7 @@ def test_heartbeats_go_on_while_something_is_written_again(request_: Request, mo
     beaten = threading.Semaphore(0)
 
     def slow(*arguments: Any) -> str:
-        assert all(beaten.acquire(timeout=10) for _ in range(3)), "heartbeats come meanwhile"
+        assert all(beaten.acquire(timeout=LIMIT_S) for _ in range(3)), "heartbeats come meanwhile"
         return "done"
 
     monkeypatch.setattr(performers, "UPKEEP_INTERVAL_S", 0.001)

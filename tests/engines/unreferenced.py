@@ -15,12 +15,12 @@ from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.engines.in_flight import blocks_of
 from exactlyonce.state.index import decode_index
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
 def _await_markers(kafka: KafkaCluster, topic: str, partitions: Iterable[int]) -> None:
     """Until no transaction is open in the partitions: the markers of the last one may have been on their way."""
-    client, deadline = store_client.admin({"bootstrap.servers": kafka.bootstrap_servers}), time.monotonic() + 60
+    client, deadline = store_client.admin({"bootstrap.servers": kafka.bootstrap_servers}), time.monotonic() + LIMIT_S
     while (stable := end_offsets(client, topic, partitions, IsolationLevel.READ_COMMITTED)) != (
         ends := end_offsets(client, topic, partitions)
     ):
@@ -42,7 +42,7 @@ def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
     consumer.assign([TopicPartition(topic, partition, 0) for partition in unread])
     live: set[str] = set()
     while unread:
-        message = consumer.poll(30.0)
+        message = consumer.poll(LIMIT_S)
         assert message is not None, f"partitions {unread} of {topic} are read to their ends"
         if message.error() is not None:
             unread.discard(message.partition() or 0)
@@ -54,7 +54,6 @@ def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
 
 
 def newest_checkpoint(kafka: KafkaCluster, pipeline: str) -> Manifest:
-    """As it was decided."""
     return read_history({"bootstrap.servers": kafka.bootstrap_servers}, pipeline).retained[-1]
 
 

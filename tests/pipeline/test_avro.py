@@ -66,14 +66,12 @@ orders: st.SearchStrategy[Order] = st.builds(
 
 @given(orders, st.none() | orders, st.none() | st.integers(0, 2**32 - 1))
 def test_avro_gives_back_every_type(order: Order, parent: Order | None, schema_id: int | None) -> None:
-    """A record of records, maps, arrays and logical types comes back equal, with and without a schema id."""
     codec = AvroCodec(Order, schema_id=schema_id)
     order.parent = parent
     assert codec.decode(codec.encode(order)) == order
 
 
 def test_other_readers_of_avro_read_it() -> None:
-    """fastavro alone reads what the codec wrote, by the schema in the codec's description."""
     codec = AvroCodec(Line)
     data = codec.encode(Line("a", 2))
     assert fastavro.schemaless_reader(BytesIO(data), codec.describe()["schema"], None) == {"sku": "a", "count": 2}
@@ -94,13 +92,11 @@ def test_a_schema_can_be_given() -> None:
 
 @pytest.mark.parametrize("cut", [b"", b"\x02", b"\x02a\x04\x00"], ids=["empty", "short", "long"])
 def test_bytes_that_do_not_fit_are_refused(cut: bytes) -> None:
-    """Too few bytes and bytes left over are errors."""
     with pytest.raises(ValueError, match=r"do not fit the schema|left over"):
         AvroCodec(Line).decode(cut)
 
 
 def test_another_schema_id_is_refused() -> None:
-    """A value of another schema id is an error that names both."""
     data = AvroCodec(Line, schema_id=8).encode(Line("a"))
     with pytest.raises(ValueError, match="schema id 7"):
         AvroCodec(Line, schema_id=7).decode(data)
@@ -109,13 +105,10 @@ def test_another_schema_id_is_refused() -> None:
 @pytest.mark.parametrize(
     ("type_", "why"),
     [
-        (datetime, "time zone"),
-        (tuple[int, str], "tuple"),
-        (dict[int, int], "dict"),
-        (Any, "any"),
+        (datetime, "time zone"), (tuple[int, str], "tuple"), (dict[int, int], "dict"), (Any, "any"),
         (complex, "custom"),
     ],
-)
+)  # fmt: skip
 def test_types_without_one_avro_form_are_refused(type_: Any, why: str) -> None:
     """What Avro could write in several ways, or in none, needs a schema; the error says why."""
     with pytest.raises(UnsupportedType, match=why):
@@ -127,7 +120,6 @@ def test_types_without_one_avro_form_are_refused(type_: Any, why: str) -> None:
     [{"type": "nonsense"}, {"type": {"type": "long"}}, {"type": "array"}, {"type": object()}, {"type": 1 << 70}],
 )
 def test_a_wrong_schema_is_refused(schema: dict[str, Any]) -> None:
-    """A schema that is none is an error when the codec is made."""
     with pytest.raises(UnsupportedType, match="schema is wrong"):
         AvroCodec(Line, schema)
 
@@ -189,7 +181,6 @@ def test_fields_that_are_dropped() -> None:
 
 @pytest.mark.parametrize("wrong", [[], "", 5, None])
 def test_a_value_of_another_kind_is_refused(wrong: Any) -> None:
-    """As others that do not fit."""
     with pytest.raises((TypeError, ValueError)):
         AvroCodec(Line).encode_strictly(wrong)
 

@@ -54,7 +54,6 @@ def test_the_drawing_is_the_tree() -> None:
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
 def test_an_error_survives_pickling(kind: type[ExactlyOnceError]) -> None:
-    """It arrives in another process with its class and its message."""
     arguments = ["what happened", BlockRef(1, 2, "key", 3, b"")][: 2 if kind in (DamagedBlock, UnreadableBlock) else 1]
     arrived = pickle.loads(pickle.dumps(kind(*arguments)))
     assert (type(arrived), str(arrived)) == (kind, "what happened")

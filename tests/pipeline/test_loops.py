@@ -46,7 +46,6 @@ def count(total: int | None, order: Order) -> tuple[int, Order]:
 
 
 def written(name: str = "retrying", pause: str = "500ms") -> Pipeline:
-    """Orders that are tried, and come round where that failed."""
     pipeline = Pipeline(name)
     loop = pipeline.feedback("retry", Order, pause=pause)
     tried = pipeline.source("in", KafkaSource("in", value=Order)).union(loop).process("try", attempt, outputs=[again])

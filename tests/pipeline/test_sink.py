@@ -11,7 +11,7 @@ from exactlyonce.pipeline.sink import FunctionRaised, mapped, naming
 
 
 class Held(StoreUnavailable):
-    """As a store may have its own."""
+    pass
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,6 @@ def test_the_sink_is_named(raised: type[Exception], kind: type[Exception]) -> No
 
 
 def test_other_errors_are_not_touched() -> None:
-    """They are nobody's here."""
     with pytest.raises(ValueError, match=r"^it does not fit$"), naming("table"):
         raise ValueError("it does not fit")
 

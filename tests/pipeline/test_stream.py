@@ -37,7 +37,6 @@ def add(total: int | None, order: Order) -> tuple[int, Total]:
 
 
 def written(write: Callable[[Stream[Order]], Stream[Any]]) -> LogicalGraph:
-    """The graph of orders through what *write* makes of them."""
     pipeline = Pipeline("p")
     write(pipeline.source("orders", KafkaSource("orders", value=Order))).sink("out", PrintSink())
     return pipeline.build()
@@ -49,7 +48,6 @@ def totals(orders: Stream[Order]) -> Stream[Total]:
 
 
 def test_the_program_of_the_documentation() -> None:
-    """Source, filter, key_by, stateful_map and sink are five nodes, each reading the one before."""
     graph = written(totals)
     kinds = [Kind.SOURCE, Kind.FILTER, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.SINK]
     ids = ["orders", "filter-after-orders", "key_by-after-orders", "totals", "out"]
@@ -61,7 +59,6 @@ def test_the_program_of_the_documentation() -> None:
 
 
 def test_every_node_knows_its_line() -> None:
-    """A node's location is the line of the user's file."""
     for node in written(totals).nodes:
         assert node.location.startswith("tests/pipeline/test_stream.py:") or node.location.startswith("/")
 
@@ -158,7 +155,6 @@ def test_the_type_of_the_state(fn: Any, state: Any, kept: Any) -> None:
 
 
 def test_the_state_of_reduce_is_a_record() -> None:
-    """A reduced record is its key's state."""
     graph = written(lambda orders: orders.key_by(lambda order: order.id).reduce("max", larger))
     assert graph.node("max").state_type is Order
 
@@ -178,14 +174,12 @@ def make_five():
 
 
 def test_a_factory_that_makes_no_function_is_told() -> None:
-    """The error names the operator and what its factory made."""
     graph = written(lambda orders: orders.map(make_five, id="five", output=int))
     with pytest.raises(TypeError, match=r"five .* made 5"):
         graph.node("five").make()
 
 
 def test_side_outputs() -> None:
-    """A side output has a type and consumers of its own."""
     late = Output("late", Order)
     pipeline = Pipeline("p")
     orders = pipeline.source("orders", KafkaSource("orders", value=Order, metadata=True))
@@ -222,7 +216,6 @@ def test_stateful_operators_share_a_key_by() -> None:
 
 
 def test_a_partitioned_key_needs_no_shuffle() -> None:
-    """With `partitioned=True` there is state by key and no shuffle."""
     graph = written(lambda orders: orders.key_by(lambda order: order.id, partitioned=True).reduce("max", larger))
     assert graph.shuffles == ()
     assert graph.node("max").stateful

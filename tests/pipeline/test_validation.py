@@ -166,7 +166,6 @@ def test_a_mistake_is_named_with_its_line(mistake: str) -> None:
 
 
 def test_all_mistakes_are_named_at_once() -> None:
-    """Three mistakes on three lines are three lines of one message."""
     pipeline = Pipeline("p")
     orders: Any = pipeline.source("orders", KafkaSource("orders", value=Order))
     orders.map(waits).sink("out", KafkaSink("out"))
@@ -190,7 +189,6 @@ def test_all_mistakes_are_named_at_once() -> None:
     ],
 )
 def test_a_wrong_pipeline_as_a_whole(pipeline: Pipeline, mistake: str) -> None:
-    """An empty pipeline, a wrong name and a wrong number of key groups are named."""
     with pytest.raises(GraphError, match=mistake):
         pipeline.build()
 

@@ -43,7 +43,6 @@ BOUNDS = (
 
 @contextmanager
 def bounds() -> Iterator[None]:
-    """Within this the bounds are small."""
     with ExitStack() as stack:
         for module, name, value in BOUNDS:
             stack.enter_context(patch.object(module, name, value))

@@ -12,13 +12,11 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from blocks import scanned
+from answers import LogAnswers, SimulatedTopics, scanned
 from clients import TOPIC, Steps
-from decisions import LogAnswers
 from repair import copied, replayed
 from restored import judge_behind_the_fence, restored, savepoint_to_restore
 from stores import StoreAnswers
-from topics import SimulatedTopics
 from watched_leader import WatchedLeader
 
 from exactlyonce.checkpoint import events, requests

@@ -47,13 +47,10 @@ Named = tuple[str, int, int]
 
 
 def named(committable: Committable) -> Named:
-    """The transaction that the committable stands for."""
     return committable.transactional_id, committable.producer_id, committable.epoch
 
 
 class Oracle:
-    """See the module."""
-
     readers_of = Readers
 
     def __init__(
@@ -121,12 +118,10 @@ class Oracle:
         return self.broker.log_of(topic, partition).end_offset if self.broker.topic_id(topic) else 0
 
     def _catch_up(self) -> None:
-        """Markers that are due by now are there before a store is judged."""
         with suppress(NoAnswer):
             self.broker.list_transactions("")
 
     def keep_outside(self, outside: Outside) -> None:
-        """Blocks lie there, and not in the topic."""
         self._outside, self._left = outside, Left(outside)
 
     # --- requests -----------------------------------------------------------------------------------------------
@@ -153,7 +148,6 @@ class Oracle:
             demand(state is None or state.state != "Ongoing", f"{transactional_id} is aborted though it is decided")
 
     def initialized(self, transactional_id: str | None) -> None:
-        """A producer has been made, be it a zombie's."""
         self.fenced.discard(transactional_id)
         self._initialized[transactional_id] += 1
 
@@ -271,12 +265,10 @@ class Oracle:
         self.ever_named.update(self.binding.values())
 
     def _judge_records(self, checkpoint: int, sink: str, records: int, owed_before: int) -> None:
-        """Whether the manifest has as many *records* of *sink* as it should."""
         wanted = self._owed[sink] - owed_before
         demand(records == wanted, f"sink {sink} of checkpoint {checkpoint} has {records} records, not {wanted}")
 
     def _advance(self, manifest: Manifest) -> None:
-        """Count the records between the last Sn and this one."""
         n = manifest.checkpoint
         offsets = {(each.source, each.partition): each.offset for each in manifest.offsets}
         for source, each in self.inputs.items():
@@ -333,7 +325,6 @@ class Oracle:
         return set()
 
     def _blocks_on_their_way(self, manifest: Manifest) -> set[BlockRef]:
-        """What its channel logs name, and what these list."""
         named = {ref for log in manifest.channel_logs for ref in log.blocks}
         return named.union(*(self._listed(log) for log in manifest.channel_logs if log.indexed))
 
@@ -377,14 +368,12 @@ class Oracle:
             demand(not left, what)
 
     def file_removed(self, key: str) -> None:
-        """A block outside of the topic is gone."""
         self._catch_up()
         for checkpoint, refs in self._stands_on.items():
             named = any(ref.key == key for ref in refs)
             demand(not named, f"checkpoint {checkpoint} stands on block {key}, which is removed")
 
     def live_blocks(self) -> set[str]:
-        """The keys of all blocks without a tombstone that counts."""
         self.read_blocks()
         return set(self._live)
 
@@ -400,7 +389,6 @@ class Oracle:
         self.unfinalized, self.binding = None, {}
 
     def _committed(self, name: str, producer_id: int, epoch: int) -> bool:
-        """Whether the transaction is committed, though its markers may be missing yet."""
         committables = [c for m in self.manifests.values() for c in m.committables] + self._stand_ins
         committable = next(each for each in committables if named(each) == (name, producer_id, epoch))
         state = self.broker.describe_transactions([name])[name]
@@ -443,7 +431,6 @@ class Oracle:
         self.all_visible()
 
     def all_visible(self) -> None:
-        """Everything decided can be read."""
         self.look()
         stores = [] if self.ledgers.put_back else self.topology.stores
         for sink in (*self.sinks, *stores):

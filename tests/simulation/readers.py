@@ -57,7 +57,6 @@ class Ways:
         self._known: dict[tuple[str, int, str], dict[str, list[str]]] = {}
 
     def of(self, origin: str, offset: int, begin: str = "") -> dict[str, list[str]]:
-        """See `ways_of`."""
         place = (origin, offset % PERIOD, begin)
         if place not in self._known:
             self._known[place] = ways_of(self._topology, *place)
@@ -106,7 +105,6 @@ class Readers:
         """By count and record, its totals: the same in every sink."""
 
     def read(self, sink: str, value: bytes) -> None:
-        """A record is visible in *sink*."""
         event = _decode(value)
         place, offset = (event.source, event.partition), event.offset
         if place not in self._decided or offset >= len(self._inputs[event.source].partitions[event.partition]):
@@ -151,7 +149,6 @@ class Readers:
             raise Broken(f"update {number} of {key} stems from another record in {sink}")
 
     def alike(self) -> None:
-        """Sinks of one stream show the same records."""
         shown: dict[tuple[str, ...], tuple[str, set[tuple[str, int, int, str]]]] = {}
         for sink, inputs in self._inputs_of.items():
             other, there = shown.setdefault(inputs, (sink, self._shown[sink]))

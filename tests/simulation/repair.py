@@ -45,7 +45,6 @@ Ranges = dict[tuple[str, int], list[Message]]
 
 
 def copied(coordinator: SimulatedCoordinator, lost: Committable, name: str) -> Steps:
-    """The same records, as they are in the log."""
     found: dict[tuple[str, int], Records] = {}
     for each in lost.written:
         place = (each.topic, each.partition)
@@ -61,7 +60,6 @@ def copied(coordinator: SimulatedCoordinator, lost: Committable, name: str) -> S
 
 
 def replayed(coordinator: SimulatedCoordinator, manifest: Manifest, lost: Committable, name: str) -> Steps:
-    """The same records, computed again."""
     world, base = coordinator.world, coordinator.log.history.manifests[manifest.previous]
     ranges = yield from _ranges(world, base, manifest)
     logs = yield from _logs(coordinator, manifest)
@@ -166,7 +164,6 @@ class Replay:
     """What was on its way at the base, to the subtask that is made."""
 
     def run(self) -> None:
-        """All subtasks of all tasks."""
         for task in self.plan.tasks:
             for subtask in range(self.plan.parallelism):
                 lanes = self._lanes(task, subtask)

@@ -30,7 +30,6 @@ def test_a_soak_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
 
 
 def test_chunks_share_no_history() -> None:
-    """No two of them have the same seed with the same luck, and none has a seed of the tests."""
     lived = [(seed, luck) for chunk in range(20) for seeds, luck in [seeds_of(chunk)] for seed in seeds]
     assert len(set(lived)) == len(lived) == 20 * CHUNK
     assert {luck for _, luck in lived} == {None, ANY}

@@ -28,7 +28,6 @@ class Asserted(Broken):
 
 
 def demand(condition: object, what: str) -> None:
-    """Raise `Broken` unless *condition* holds."""
     if not condition:
         raise Broken(what)
 

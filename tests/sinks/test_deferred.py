@@ -43,7 +43,6 @@ class Store:
 
     @property
     def rows(self) -> list[bytes]:
-        """All, in the order in which they were written."""
         return [row for rows in self.transactions for row in rows]
 
 
@@ -61,13 +60,11 @@ def made(lost: Callable[[str], None] | None = None) -> tuple[DirectWriter, Store
 
 
 def flush(writer: DirectWriter, checkpoint: int) -> None:
-    """Poll until the barrier is flushed."""
     while writer.take_flushed(checkpoint) is None:
         writer.poll(WAIT_S)
 
 
 def settle(writer: DeferredWriter) -> None:
-    """Poll until all that is finalized is written."""
     while writer.unwritten:
         writer.poll(WAIT_S)
 
@@ -147,19 +144,7 @@ def test_a_store_that_is_away_loses_rows_at_most_once() -> None:
     assert note.endswith(str(AWAY))
 
 
-@pytest.mark.parametrize("lost", [None, str], ids=["at least once", "at most once"])
-def test_a_store_that_refuses(lost: Callable[[str], None] | None) -> None:
-    """What the store says is the error, for it says what to do."""
-    writer, store = made(lost)
-    store.answers = [StoreError("no table 'orders'. Create it.")]
-    writer.write(rows(0, 3))
-    writer.barrier(1)
-    with pytest.raises(StoreError, match="no table 'orders'"):
-        flush(writer, 1)
-
-
 def test_a_writer_that_is_abandoned_closes_its_store() -> None:
-    """The connection goes once what is under way has ended; what waits is not written."""
     writer, store = made()
     store.may_answer.clear()
     writer.write(rows(0, 3))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from exactlyonce.pipeline import failpoints
+from exactlyonce.testing.cluster import KafkaCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,8 +78,49 @@ def servers(_servers: Any) -> Any:
 
 
 @pytest.fixture
+def make_target(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> Callable[..., Any]:
+    """`make_target(store)`: a topic, a table, a stream or a folder to which nobody has written."""
+    from targets import Target, TopicTarget
+
+    def make(store: str, suffix: str = "") -> Target | TopicTarget:
+        name = topic_name + suffix
+        if store == "kafka":
+            return TopicTarget(kafka, name)
+        servers = None if store == "files" else request.getfixturevalue("servers")
+        return Target(store, kafka, servers, name, tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def target(make_target: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
+    """A table of PostgreSQL, or the target that the test is given."""
+    return make_target(getattr(request, "param", "postgres"))
+
+
+@pytest.fixture
+def world(target: Any) -> Iterator[Any]:
+    """A sink without Spark that nobody has written to."""
+    from worlds import World
+
+    made = World(target.kafka, target.name, target)
+    yield made
+    for driver in made.made:
+        driver.close()
+
+
+@pytest.fixture(scope="session")
+def mixed(kafka: KafkaCluster) -> str:
+    """A topic with transactions that were committed and aborted."""
+    from reads import mixed_topic
+
+    return mixed_topic(kafka)
+
+
+@pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """`failing(name)` makes the next pass of that failpoint raise."""
     monkeypatch.setenv("EXACTLYONCE_FAILPOINTS_FIRED", str(tmp_path))
 
     def arm(name: str) -> None:

@@ -60,7 +60,6 @@ def archive(tmp_path: Path) -> Path:
 
 
 def pinned() -> Iterator[str]:
-    """What is installed here, so that pip finds it where it has got it from."""
     for each in distributions():
         if each.name != "exactlyonce":
             yield f"{each.name}=={each.version}\n"

@@ -99,14 +99,12 @@ VALUES: list[tuple[Any, str, Any, Any]] = [
 
 
 def columns(type_: Any, *, key: Any = "str", today: Any = None, version: int = 1, in_json: bool = False) -> Columns:
-    """Those of states that were written as *type_*."""
     known: StateType[Any] | None = StateType("totals", today) if today is not None else None
     written = describe(type_)
     return Columns("totals", 7, key=key, written=written, version=version, today=known, in_json=in_json)
 
 
 def entry(key: Any, state: Any, version: int = 1) -> KeptEntry:
-    """As it lies in a block."""
     return KeptEntry(3, canonical_key(key), msgspec.msgpack.encode(state), version)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from exactlyonce.state.backend import StateBackend, Table, TableSnapshot
 from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.restore import restore
+from exactlyonce.state.stored import Fetch
 from exactlyonce.state.tiered.backend import RocksDBBackend
 
 
@@ -25,7 +26,6 @@ class Topic:
         self.bytes_read = 0
 
     def write(self, block: EncodedBlock, checkpoint: int) -> BlockRef:
-        """Write one block."""
         offset = len(self.bodies)
         key = f"block/1/{checkpoint}/{block.header.operator}/{block.group}/{offset}/1-0"
         ref = BlockRef(1, offset, key, len(block.body), hashlib.sha256(block.body).digest())
@@ -43,10 +43,19 @@ class Topic:
             self.bytes_read += ref.size
             yield ref, self.bodies[ref]
 
+    def restored(
+        self, index: Iterable[bytes], checkpoint: int = 1, groups: range = range(128), max_parallelism: int = 0,
+        type_: Any = int, touched: Collection[int] | None = None, fetch: Fetch | None = None, operator: str = "totals",
+    ) -> Table[Any]:  # fmt: skip
+        """A hash map, restored from what was written here; *groups* are all that there are unless it is said."""
+        return restore(
+            operator, type_, groups, max_parallelism or len(groups), checkpoint, list(index), fetch or self.fetch,
+            touched, backend=HashMapBackend(),
+        )  # fmt: skip
+
 
 @pytest.fixture
 def topic() -> Topic:
-    """An empty place for blocks."""
     return Topic()
 
 

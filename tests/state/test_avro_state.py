@@ -33,7 +33,6 @@ class Grown(msgspec.Struct):
 
 
 def codec(type_: Any, *fields: dict[str, Any], name: str = "Total") -> AvroCodec[Any]:
-    """Of a record with *fields*."""
     return AvroCodec(type_, {"type": "record", "name": name, "fields": list(fields)})
 
 
@@ -47,12 +46,10 @@ OTHER = codec(Total, {"name": "sum", "type": "string"}, {"name": "note", "type":
 
 
 def keys(count: int) -> list[bytes]:
-    """That many keys."""
     return [canonical_key(f"c{number}") for number in range(count)]
 
 
 def add(total: Total | None, amount: int) -> tuple[Total, None]:
-    """Add to the state, in place."""
     total = total or Total(0, "n")
     total.sum += amount
     return total, None

@@ -49,7 +49,6 @@ def test_the_bytes_of_a_block_do_not_change() -> None:
 
 @given(st.data())
 def test_damage_never_surprises(data: st.DataObject) -> None:
-    """A block with bytes changed, cut off or added either reads or raises `DamagedState`, and nothing else."""
     body = bytearray(_block().body)
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -78,7 +77,6 @@ def test_a_header_that_promises_too_much_is_refused_unread() -> None:
 
 @pytest.mark.parametrize("size", [RAW_TARGET // 2, RAW_TARGET, SECTION_SIZE_MAX - 100])
 def test_blocks_stay_small(size: int) -> None:
-    """However large its sections and however badly they compress, a block is under the maximum."""
     noise = random.Random(1).randbytes(size)
     writer = BlockEncoder("totals", 1)
     blocks = [writer.add(group, IMAGE, encode_keys([noise], []), b"\x90", 1) for group in range(5)]
@@ -88,6 +86,5 @@ def test_blocks_stay_small(size: int) -> None:
 
 
 def test_a_state_too_large_for_a_block_is_an_error() -> None:
-    """It names the operator and says what to do."""
     with pytest.raises(StateUnstorable, match=r"operator 'totals' takes 900.*Spread it over more keys"):
         BlockEncoder("totals", 1).add(0, IMAGE, b"", bytes(SECTION_SIZE_MAX + 1), 1)

@@ -236,10 +236,10 @@ class NumberHistories(Histories):
     fn = staticmethod(put_number)
 
 
-LONG = settings(max_examples=settings().max_examples * 3 // 2, stateful_step_count=60)
+LONG = settings(stateful_step_count=60)
 TestHistoriesOfMutableStates = Histories.TestCase
 TestHistoriesOfMutableStates.settings = LONG
-TestHistoriesOfImmutableStates = NumberHistories.TestCase
+TestHistoriesOfImmutableStates = pytest.mark.exhaustive(NumberHistories.TestCase)
 TestHistoriesOfImmutableStates.settings = LONG
 
 
@@ -263,13 +263,11 @@ def test_long_histories_stay_short_chains(incarnations: int, topic: Any) -> None
         states = {key: checkpoint * number for number, key in enumerate(changed)}
         if checkpoint % incarnations == 0:
             touched = {key_group(key, 8) for key in changed} if incarnations == 1 else None
-            table = restore(
-                "totals", int, range(8), 8, checkpoint - 1, index, topic.fetch, touched, backend=HashMapBackend()
-            )
+            table = topic.restored(index, checkpoint - 1, range(8), touched=touched)
         model.update(states)
         _put_each(table, states)
         snapshot = table.freeze(checkpoint, checkpoint - 1)
         index = topic.write_all(snapshot)
         longest = max(longest, len(snapshot.chain.blocks))
     assert longest < 40
-    assert dict(restore("totals", int, range(8), 8, 399, index, topic.fetch, backend=HashMapBackend()).items()) == model
+    assert dict(topic.restored(index, 399, range(8)).items()) == model

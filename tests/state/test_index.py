@@ -54,7 +54,6 @@ def test_heads() -> None:
 
 
 def test_a_long_chain_has_an_index_in_parts() -> None:
-    """Every part is under the maximum, and together they list the chain; an empty one has no index."""
     noise = random.Random(1)
     blocks = [
         ChainBlock(BlockRef(1, number, f"block/{number}", 1, bytes(32)), number, noise.getrandbits(32_768), 0)
@@ -88,7 +87,6 @@ def test_a_block_takes_little_more_than_its_digest() -> None:
 
 @given(st.data())
 def test_damage_never_surprises(data: st.DataObject) -> None:
-    """An index with bytes changed, cut off or added either reads or raises `DamagedState`, and nothing else."""
     (whole,) = encode_index(_chain(), _HEAD)
     raw = zlib.decompressobj()
     columns, packs = raw.decompress(whole[4:]), data.draw(st.booleans())
@@ -104,6 +102,5 @@ def test_damage_never_surprises(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("size", [20_000_000, 100_000_000])
 def test_a_bomb_is_not_unpacked(size: int) -> None:
-    """What is larger than an index can be is refused."""
     with pytest.raises(DamagedState, match="larger than an index can be"):
         decode_index(b"EOX2" + zlib.compress(msgspec.msgpack.encode(bytes(size)), 1))

@@ -10,7 +10,6 @@ from exactlyonce.state.json_text import json_text
 
 
 def test_examples() -> None:
-    """The example in the docstring is true."""
     assert doctest.testmod(module) == (0, 1)
 
 

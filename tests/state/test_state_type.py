@@ -63,28 +63,12 @@ class Data:
 @pytest.mark.parametrize(
     "type_",
     [
-        int,
-        float,
-        str,
-        bytes,
-        bool,
-        int | str,
-        datetime.datetime,
-        Color,
-        Literal[1, 2],
-        tuple[int, str],
-        tuple[int, ...],
-        frozenset[str],
-        Frozen,
-        Frozen | int,
-        Tree,
-        Pair,
-        FrozenData,
+        int, float, str, bytes, bool, int | str, datetime.datetime, Color, Literal[1, 2], tuple[int, str],
+        tuple[int, ...], frozenset[str], Frozen, Frozen | int, Tree, Pair, FrozenData,
         Annotated[int, msgspec.Meta(ge=0)],
     ],
-)
+)  # fmt: skip
 def test_immutable_types_are_known(type_: Any) -> None:
-    """Types whose values cannot change in place are not cloned."""
     assert not StateType("totals", type_).mutable
 
 
@@ -106,7 +90,6 @@ def test_immutable_types_are_known(type_: Any) -> None:
     ],
 )
 def test_mutable_types_are_cloned(type_: Any, state: Any) -> None:
-    """The clone of a value of any other type is equal to it and shares nothing that could change."""
     state_type = StateType[Any]("totals", type_)
     assert state_type.mutable
     clone = state_type.clone(state)
@@ -118,7 +101,6 @@ def test_mutable_types_are_cloned(type_: Any, state: Any) -> None:
 
 
 def _spoil(value: Any) -> None:
-    """Change everything that can be changed in *value*."""
     if isinstance(value, msgspec.Struct | tuple):
         for part in msgspec.structs.astuple(value) if isinstance(value, msgspec.Struct) else value:
             _spoil(part)
@@ -142,7 +124,6 @@ def _spoil(value: Any) -> None:
 
 @pytest.mark.parametrize(("type_", "state"), [(int, 1.5), (int, 2**64), (int, object()), (Flat, Frozen("1"))])  # type: ignore[arg-type]  # wrong on purpose
 def test_values_of_another_type_are_refused(type_: Any, state: Any) -> None:
-    """A state that could not be restored is refused when it is encoded, naming operator and type."""
     with pytest.raises(StateUnstorable, match=rf"operator 'totals' is not a valid {type_.__name__}"):
         StateType[Any]("totals", type_).encode([state])
 
@@ -294,7 +275,6 @@ def _versions() -> tuple[Any, Any, Any, Any]:
 
 
 def test_a_new_field_with_a_default_is_compatible() -> None:
-    """States written before a field with a default was added are read with the default."""
     first, grown, _, _ = _versions()
     old, new = StateType[Any]("totals", first), StateType[Any]("totals", grown)
     new.require_readable(old.schema)
@@ -302,7 +282,6 @@ def test_a_new_field_with_a_default_is_compatible() -> None:
 
 
 def test_a_lost_field_is_an_error_even_if_the_rest_decodes() -> None:
-    """A renamed or removed field is refused, since its states would silently be the default."""
     first, _, renamed, _ = _versions()
     pairs = [(first, renamed), (list[first], list[renamed]), (dict[str, first | int], dict[str, renamed | int])]  # type: ignore[valid-type]  # made at run time
     for old, new in pairs:
@@ -311,7 +290,6 @@ def test_a_lost_field_is_an_error_even_if_the_rest_decodes() -> None:
 
 
 def test_a_new_field_without_a_default_is_an_error() -> None:
-    """What does not decode as the new type is refused with both schemas."""
     first, _, _, demanding = _versions()
     old, new = StateType[Any]("totals", first), StateType[Any]("totals", demanding)
     with pytest.raises(StateIncompatible, match=r"Total\.count is new and has no default.*It was written as"):
@@ -321,7 +299,6 @@ def test_a_new_field_without_a_default_is_an_error() -> None:
 
 
 def test_fields_stored_by_position_may_only_be_added_to() -> None:
-    """Fields of an array-like Struct that change places are refused."""
     old = msgspec.defstruct("Total", [("sum", int), ("count", int)], array_like=True)
     swapped = msgspec.defstruct("Total", [("count", int), ("sum", int)], array_like=True)
     longer = msgspec.defstruct("Total", [("sum", int), ("count", int), ("name", str, "")], array_like=True)
@@ -379,8 +356,6 @@ def test_an_older_version_is_migrated_step_by_step() -> None:
 
 
 def test_a_migration_takes_the_type_that_it_names() -> None:
-    """What it is annotated with is what it gets; what it raises is told by operator and version."""
-
     def migrate(state: int) -> int:
         return 100 // state
 
@@ -410,7 +385,6 @@ class Box(msgspec.Struct, Generic[T]):
 
 
 def test_a_record_of_a_generic_type() -> None:
-    """It is a type as any other."""
     states = StateType[Any]("totals", dict[str, Box[int]])
     assert states.decode(states.encode([{"a": Box(1)}]), states.schema) == [{"a": Box(1)}]
     assert StateType[Any]("totals", Box[int]).clone(Box(1)) == Box(1)

@@ -21,7 +21,6 @@ class Total(msgspec.Struct):
 
 
 def cents(state: Total) -> Total:
-    """Of euros."""
     return Total(100 * state.amount)
 
 

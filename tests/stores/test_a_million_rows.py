@@ -21,7 +21,6 @@ INTERVAL = ("--checkpoint-interval", "2s")
 
 
 def test_a_million_rows(job: Job) -> None:
-    """Ten kills on the way: of the coordinator, of workers, of each server in turn."""
     dice, began = random.Random(7), time.monotonic()
     job.feed(ROWS)
     print(f"{ROWS:,} orders fed in {time.monotonic() - began:.0f} s")

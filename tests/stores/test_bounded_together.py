@@ -29,7 +29,6 @@ SINKS += ["redis-stream", "redis-string", "files-jsonl", "files-parquet"]
 
 
 def loaded(job: Job) -> Loaded:
-    """The pipeline, as units import it."""
     path = str(Path(__file__).parent / "rig")
     params = {"name": job.name}
     reference: dict[str, object] = {"module": "together", "attribute": "together", "params": params, "path": path}
@@ -37,14 +36,12 @@ def loaded(job: Job) -> Loaded:
 
 
 def catch_up(job: Job, parallelism: int, staging: Path, submit: Submit = in_process, chunk: int = 5_000_000) -> Summary:
-    """Advance to the latest offsets, with units run here."""
     client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
     options = RunOptions(client, parallelism=parallelism)
     return CatchingUp(loaded(job), options, submit, staging, Silent(), chunk_records=chunk).run()
 
 
 def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
-    """Every unit runs two times; the second attempt counts."""
     for each in work:
         perform(each, f"{stage}-0")
     return [perform(each, f"{stage}-1") for each in work]

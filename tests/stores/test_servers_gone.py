@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 
 def await_waiting(incarnation: Run, store: str) -> None:
-    """Until it says that it waits for a sink of *store*."""
     incarnation.await_event(lambda event: f"waiting for the store of sink '{store}-" in event.get("text", ""))
 
 
@@ -65,7 +64,6 @@ def test_a_server_that_is_paused(store: str, job: Job) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_server_that_is_away_for_a_minute(store: str, job: Job) -> None:
-    """All rows come once, and nothing is restarted."""
     job.feed()
     incarnation = job.run("--parallelism", "2")
     incarnation.await_checkpoint()
@@ -129,7 +127,6 @@ def test_a_worker_is_killed_while_a_server_is_away(store: str, job: Job) -> None
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_kills_of_a_server_at_each_commit(store: str, job: Job) -> None:
-    """A server that dies again and again, in the middle of whatever it does."""
     feed = Feed(job, number=400)
     feed.start()
     incarnation = job.run("--parallelism", "2")

@@ -54,14 +54,12 @@ class Alone:
         self.feed()
 
     def feed(self, number: int = 500, first: int = 0, **fields: Any) -> None:
-        """More orders; *fields* are those of each that are to be others."""
         more = orders(number, first=first + len(self.fed))
         changed = [(key, json.dumps({**json.loads(value), **fields})) for key, value in more]
         self.kafka.produce(f"{self.name}-in", changed)
         self.fed += changed
 
     def start(self, *arguments: str, **options: Any) -> Run:
-        """Begin an incarnation."""
         given = {"name": self.name, "store": self.store, "target": self.target}
         params = [part for name, value in given.items() for part in ("--param", f"{name}={value}")]
         self.incarnations.append(self._run("together:alone", *params, *QUICK, *arguments, **options))
@@ -75,19 +73,15 @@ class Alone:
         return code, incarnation.said
 
     def incarnation(self) -> int:
-        """The newest that has fenced another."""
         read = read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
         return max(read.incarnations, default=0)
 
     def assert_exact(self) -> None:
-        """Each order gave one row."""
         Totals(self.fed).assert_appended(self.store, self.servers.appended(self.store, self.target))
 
 
 @pytest.fixture
 def alone(servers: Servers, kafka: KafkaCluster, topic_name: str, run: Any) -> Callable[[str], Alone]:
-    """`alone("redis")`: a pipeline that has not run yet; a table is there."""
-
     def made(store: str) -> Alone:
         pipeline = Alone(servers, kafka, topic_name, run, store)
         if store != "redis":
@@ -119,7 +113,6 @@ def test_a_wrong_password(store: str, alone: Any) -> None:
 @pytest.mark.exhaustive(matrix=True, in_all=["postgres"])
 @pytest.mark.parametrize("store", TABLES)
 def test_a_missing_table_and_a_missing_column(store: str, alone: Any) -> None:
-    """At the start, before anything is fenced; with the column, all rows come."""
     pipeline = alone(store)
     pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} RENAME TO elsewhere")
     code, said = pipeline.ended()
@@ -198,7 +191,6 @@ def test_two_pipelines_into_one_target(
 
 
 def kafka_input(kafka: KafkaCluster, name: str) -> list[tuple[str, str]]:
-    """What a pipeline was fed with."""
     return [("", (record.value or b"").decode()) for record in kafka.read_committed(f"{name}-in")]
 
 
@@ -206,7 +198,6 @@ def kafka_input(kafka: KafkaCluster, name: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("store", TABLES)
 @pytest.mark.parametrize("create", ["", "yes"])
 def test_a_dropped_table(store: str, create: str, alone: Any) -> None:
-    """It is not made anew in silence: what the ledger says is in it would be missing."""
     pipeline = alone(store)
     assert pipeline.ended("--param", f"create={create}")[0] == 0
     pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} RENAME TO {pipeline.target}_kept")
@@ -251,7 +242,6 @@ class Backup:
         self._rows = {name: servers.sql(store, f"SELECT * FROM {name} {where}") for name, where in self._tables.items()}
 
     def restore(self) -> None:
-        """Put all of it back."""
         if self._store == "redis":
             for key, value in self._dumps.items():
                 self._raw.restore(key, 0, value, replace=True)
@@ -394,7 +384,6 @@ def hold(servers: Servers, store: str, target: str) -> Any:
 
 
 def await_blocked(servers: Servers, store: str) -> None:
-    """Until somebody waits for that lock."""
     waiting = {
         "postgres": "SELECT count(*) FROM pg_locks WHERE NOT granted",
         "mariadb": "SELECT count(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for table%'",

@@ -46,7 +46,6 @@ def test_through_a_kill(job: Job, delivery: str, never: str) -> None:
 
 
 def rows_of(job: Job, place: str) -> list[Row]:
-    """What is there now."""
     if place in FORMATS:
         return job.servers.filed(job.name, place)
     return job.servers.appended(place, f"{job.name}:totals" if place == "redis" else table(job.name, "append"))

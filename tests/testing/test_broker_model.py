@@ -38,7 +38,6 @@ def values(model: BrokerModel, partition: int) -> list[bytes]:
 def test_a_commit_becomes_visible_one_partition_after_the_other(
     stage: Stage, model: BrokerModel, clock: SimulatedClock
 ) -> None:
-    """Markers take time, each partition its own; the id is complete only after all of them."""
     play([End("a", commit=True, settle=False)], stage)
     seen = []
     for _ in range(4):
@@ -55,7 +54,6 @@ def test_a_commit_becomes_visible_one_partition_after_the_other(
 
 
 def test_missing_markers_are_written_by_the_next_life(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
-    """A broker that crashed between two markers writes both in its next life, the first of them a second time."""
     play([End("a", commit=True, settle=False)], stage)
     clock.advance(model.settings.marker_delay_ms)
     assert (values(model, 0), values(model, 1)) == ([b"x"], [])
@@ -68,7 +66,6 @@ def test_missing_markers_are_written_by_the_next_life(stage: Stage, model: Broke
 
 
 def test_a_lost_marker_hangs_its_partition(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
-    """Where the broker loses a marker, the transaction looks complete and its records stay invisible permanently."""
     play([End("a", commit=True, settle=False)], stage)
     model.stop()
     model.start(lose_markers=True)
@@ -86,7 +83,6 @@ def test_a_lost_marker_hangs_its_partition(stage: Stage, model: BrokerModel, clo
 def test_the_next_end_there_decides_what_hangs(
     stage: Stage, model: BrokerModel, clock: SimulatedClock, commit: bool, shown: list[bytes]
 ) -> None:
-    """Where a marker was lost, the producer id's next marker ends both: a commit without records repairs it."""
     play([End("a", commit=True, settle=False)], stage)
     model.stop()
     model.start(lose_markers=True)
@@ -96,7 +92,6 @@ def test_the_next_end_there_decides_what_hangs(
 
 
 def test_nothing_answers_while_the_broker_is_down(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
-    """Every operation raises NoAnswer; a transaction that timed out meanwhile is aborted after the start."""
     model.stop()
     with pytest.raises(NoAnswer):
         model.fetch("t", 0)
@@ -112,7 +107,6 @@ def test_nothing_answers_while_the_broker_is_down(stage: Stage, model: BrokerMod
 
 
 def test_time_can_pass_in_one_leap_or_in_many(clock: SimulatedClock) -> None:
-    """A day in one step shows the same as a day in many."""
     seen = []
     for steps in (1, 24 * 3_600):
         clock = SimulatedClock()
@@ -130,7 +124,6 @@ def test_time_can_pass_in_one_leap_or_in_many(clock: SimulatedClock) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_copy_goes_its_own_way(seed: int) -> None:
-    """At any point of a history, a copy goes on exactly like the original, and neither notices the other."""
     history = random_history(seed)
     for cut in range(0, len(history), 7):
         clock = SimulatedClock()
@@ -146,7 +139,6 @@ def test_a_copy_goes_its_own_way(seed: int) -> None:
 
 
 def test_a_copy_keeps_pending_markers(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
-    """A copy taken while markers are being written writes them on its own clock, and the original on its own."""
     play([End("a", commit=True, settle=False)], stage)
     copied_clock = clock.copy()
     copy = model.copy(copied_clock)
@@ -158,7 +150,6 @@ def test_a_copy_keeps_pending_markers(stage: Stage, model: BrokerModel, clock: S
 
 
 def test_a_jump_of_the_wall_clock_times_nothing_out(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
-    """The model's timeouts go by the monotonic clock: an hour forward or back changes nothing."""
     clock.jump(3_600_000)
     clock.advance(20_000)
     clock.jump(-7_200_000)

@@ -35,7 +35,7 @@ QUICK = {
     "log.cleaner.min.cleanable.ratio": "0.0001",
     "log.roll.ms": "100",
 }
-FORGETFUL = {"transactional.id.expiration.ms": "1000", "producer.id.expiration.ms": "1000"}
+FORGETFUL = {"transactional.id.expiration.ms": "5000", "producer.id.expiration.ms": "5000"}
 
 NewStage = Callable[[Mapping[str, str]], tuple[Stage, Callable[[], None]]]
 """Given Kafka's settings, makes a stage, and a function that kills its broker and brings it up again."""
@@ -85,7 +85,6 @@ def new_stage(request: pytest.FixtureRequest) -> Iterator[NewStage]:
 
 
 def await_seen(stage: Stage, step: Step, expected: object) -> None:
-    """Look again until *step* sees what is expected."""
     for _ in range(AWAIT_LIMIT_MS // 10):
         seen = step.play(stage)
         if seen == expected:

@@ -39,7 +39,7 @@ def differs(history: Sequence[Step], one: NewStage, other: NewStage) -> str | No
 
 
 @pytest.mark.broker
-@pytest.mark.exhaustive(but=[str(seed) for seed in seeds()[:10]])
+@pytest.mark.exhaustive(but=[str(seed) for seed in seeds()[:4]])
 @pytest.mark.parametrize("seed", seeds())
 def test_the_model_answers_as_the_real_broker(seed: int, new_model_stage: NewStage, new_real_stage: NewStage) -> None:
     """Whatever producers, zombies and sweepers do, the model and the real broker show the same at every step."""
@@ -56,17 +56,15 @@ def test_the_model_answers_as_the_real_broker(seed: int, new_model_stage: NewSta
 
 
 def test_a_seed_is_a_history() -> None:
-    """The same seed draws the same history, and another seed another one."""
     assert random_history(7) == random_history(7)
     assert random_history(7) != random_history(8)
 
 
-def test_every_answer_is_drawn(new_model_stage: NewStage) -> None:
+def test_every_answer_is_drawn(sound: Histories) -> None:
     """The usual seeds reach every error that their steps can meet, so agreeing on them means something."""
     drawn = set()
-    for seed in range(30):
-        history = random_history(seed, STEPS)
-        for step, seen in zip(history, play(history, new_model_stage()), strict=True):
+    for history, shown in sound:
+        for step, seen in zip(history, shown, strict=True):
             answer = seen[0] if isinstance(seen, tuple) else seen
             drawn.add((type(step).__name__, answer if isinstance(answer, str) else "shown"))
     assert drawn == {
@@ -167,15 +165,22 @@ DEFECTS = [
 ]
 
 
+Histories = list[tuple[Sequence[Step], list[Any]]]
+
+
+@pytest.fixture(scope="module")
+def sound() -> Histories:
+    """The usual histories, and what the sound model shows at each step."""
+    histories = [random_history(seed, STEPS) for seed in range(30)]
+    return [(history, _seen(history)) for history in histories]
+
+
 @pytest.mark.parametrize(("where", "name", "defect"), DEFECTS, ids=[each[2].__name__.strip("_") for each in DEFECTS])
 def test_a_defect_of_the_model_is_found(
-    where: type, name: str, defect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    where: type, name: str, defect: Callable[..., Any], sound: Histories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model with one rule broken differs from the sound one on one of the usual seeds."""
-    histories = [random_history(seed, STEPS) for seed in range(30)]
-    sound = [_seen(history) for history in histories]
     monkeypatch.setattr(where, name, defect)
-    assert [_seen(history) for history in histories] != sound
+    assert any(_seen(history) != seen for history, seen in sound)
 
 
 def _seen(history: Sequence[Step]) -> list[Any]:

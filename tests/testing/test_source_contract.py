@@ -16,11 +16,10 @@ from exactlyonce.pipeline.source import Source
 from exactlyonce.testing.source_contract import SourceContract
 from exactlyonce.testing.source_contract import sources as contract
 from exactlyonce.testing.source_contract.sources import SPLITS
+from tests.testing.conftest import Mutant
 
 
 class Line(NamedTuple):
-    """A raw record of a list."""
-
     split: int
     number: int
     data: bytes
@@ -159,8 +158,6 @@ class ListSource(Source[str]):
 
 
 class TestListSource(SourceContract):
-    """A source that shares nothing with Kafka's keeps the contract."""
-
     @pytest.fixture(autouse=True)
     def _lists(self) -> None:
         self.lists = Lists()
@@ -183,16 +180,6 @@ class TestListSource(SourceContract):
 
     def append_damaged(self, split: int) -> None:
         self.lists.lines[split].append(b"\xff")
-
-
-class Mutant(NamedTuple):
-    """A source that leaves out a rule: what is replaced, by what, the test that fails, and some of what it says."""
-
-    owner: Any
-    name: str
-    defect: Any
-    test: str
-    says: str
 
 
 POLL, OPEN, FETCH, POSITIONS = ListReader.poll, ListSource.open_reader, Lists.fetch, ListReader.positions
@@ -290,9 +277,5 @@ def mutant_source() -> TestListSource:
 def test_a_rule_that_is_left_out_is_missed(
     rule: str, mutant_source: TestListSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A source that leaves out a rule fails the test that is about it, which says so."""
-    mutant = MUTANTS[rule]
     monkeypatch.setattr(contract, "LIMIT_S", 0.2)
-    monkeypatch.setattr(mutant.owner, mutant.name, mutant.defect, raising=False)
-    with pytest.raises(AssertionError, match=mutant.says):
-        getattr(mutant_source, f"test_{mutant.test}")()
+    MUTANTS[rule].is_missed_by(mutant_source, monkeypatch)

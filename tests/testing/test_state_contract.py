@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -33,11 +33,10 @@ from exactlyonce.state.tiered.backend import RocksDBBackend
 from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract import StateBackendContract
+from tests.testing.conftest import Mutant
 
 
 class TestHashMap(StateBackendContract):
-    """The backend that engines use keeps the contract."""
-
     def backend(self) -> StateBackend:
         return HashMapBackend()
 
@@ -62,6 +61,7 @@ class TestTiered(StateBackendContract):
         return RocksDBBackend(self.folder, 4 << 20)
 
 
+@pytest.mark.exhaustive
 class TestTieredInNoMemory(TestTiered):
     """It does so where nothing stays in memory, and every interval spills; wherever its slices end."""
 
@@ -207,21 +207,10 @@ class EncodedBackend:
         pass
 
 
+@pytest.mark.exhaustive
 class TestAnotherBackend(StateBackendContract):
-    """A backend that shares no table, interval or snapshot with the hash map keeps the contract, too."""
-
     def backend(self) -> StateBackend:
         return EncodedBackend()
-
-
-class Mutant(NamedTuple):
-    """A hash map that leaves out a rule: what is replaced, by what, the test that fails, and some of what it says."""
-
-    owner: Any
-    name: str
-    defect: Any
-    test: str
-    says: str
 
 
 FREEZE, TOUCH, ENCODE = KeyedTable.freeze, KeyedTable._touch, StateType.encode
@@ -313,11 +302,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_rule_that_is_left_out_is_missed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend that leaves out a rule fails the test that is about it, which says so."""
-    mutant = MUTANTS[rule]
-    monkeypatch.setattr(mutant.owner, mutant.name, mutant.defect)
-    with pytest.raises(Exception, match=f"(?i){mutant.says}"):
-        getattr(TestHashMap(), f"test_{mutant.test}")()
+    MUTANTS[rule].is_missed_by(TestHashMap(), monkeypatch)
 
 
 def _layers_forgotten(self: TieredTable[Any]) -> Iterator[dict[bytes, Any]]:
@@ -355,11 +340,8 @@ TIERED_MUTANTS = {
 def test_a_rule_of_the_tiered_backend_that_is_left_out_is_missed(
     rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Likewise, of the one over local files."""
-    mutant, small = TIERED_MUTANTS[rule], TieredInFoldersOfTheirOwn()
+    small = TieredInFoldersOfTheirOwn()
     small.folder = tmp_path
     monkeypatch.setattr(tiered_interval, "SLICE_ENTRIES", 3)
     monkeypatch.setattr(TieredTable, "_limit", _nothing_stays)
-    monkeypatch.setattr(mutant.owner, mutant.name, mutant.defect)
-    with pytest.raises(Exception, match=f"(?i){mutant.says}"):
-        getattr(small, f"test_{mutant.test}")()
+    TIERED_MUTANTS[rule].is_missed_by(small, monkeypatch)

@@ -234,7 +234,6 @@ def outcomes(protocol: type[Copier]) -> set[str]:
 
 
 def test_the_right_protocol_is_right_whenever_it_crashes() -> None:
-    """Whatever step a life ends after, and whatever EndTxn is lost, every record is copied once and in order."""
     assert outcomes(Copier) == {"right"}
 
 
@@ -250,5 +249,4 @@ def test_the_right_protocol_is_right_whenever_it_crashes() -> None:
     ],
 )
 def test_a_protocol_with_one_rule_broken_is_caught(protocol: type[Copier], wrong: str) -> None:
-    """Breaking any one rule loses or doubles records, hangs the readers or halts, in some run."""
     assert wrong in outcomes(protocol)

@@ -81,8 +81,7 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):
     topic: str
     checkpoint: int
     incarnation: int
-    generation: int
-    """Of transactional ids; see `engines.bounded.advance`."""
+    attempt: int
     transaction_timeout_ms: int
     files: tuple[OutputFile, ...]
 

@@ -75,7 +75,7 @@ def _ready_writer(publication: Publication, label: str, executor: ThreadPoolExec
         publication.sink,
         publication.subtask,
         publication.incarnation,
-        f"{publication.generation}-{tries_before(label)}",
+        f"{publication.attempt}-{tries_before(label)}",
         SLOT,
     )
     config = ClientConfig({"queue.buffering.max.messages": QUEUE_RECORDS, **publication.client})

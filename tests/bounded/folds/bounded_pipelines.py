@@ -20,7 +20,6 @@ class Round(msgspec.Struct):
 
 
 def count(seen: int | None, total: Total) -> tuple[int, Round]:
-    """Numbers the updates of a bucket."""
     number = (seen or 0) + 1
     return number, Round(total.id, total.id % 7, number)
 
@@ -58,7 +57,6 @@ def every(name: str) -> Pipeline:
 
 
 def doubled(order: Order) -> Order:
-    """The order itself, changed in place."""
     order.total *= 2
     return order
 
@@ -74,20 +72,16 @@ def changing(name: str) -> Pipeline:
 
 
 class Closing:
-    """Passes orders on, refuses negative ones, and does not close."""
-
     def __call__(self, order: Order) -> Order:
         if order.total < 0:
             raise ValueError("negative")
         return order
 
     def close(self) -> None:
-        """Fails."""
         raise RuntimeError("connection already closed")
 
 
 def closing(name: str) -> Pipeline:
-    """Copies, by an operator whose `close()` raises."""
     pipeline = Pipeline(name)
     orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
     orders.map(Closing, id="copy").sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
@@ -143,10 +137,7 @@ def rejoined(name: str) -> Pipeline:
 
 
 class Opened:
-    """An operator that has something open."""
-
     count = 0
-    """How many are open."""
 
     def open(self, context: Context) -> None:
         Opened.count += 1
@@ -159,7 +150,6 @@ class Opened:
 
 
 def half_opened(name: str) -> Pipeline:
-    """Two operators of one task, the second of which cannot be opened."""
     pipeline = Pipeline(name)
     orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order)).map(Opened, id="first", output=Order)
     orders.map(Unopened, id="second", output=Order).sink("out", KafkaSink(f"{name}-out"))

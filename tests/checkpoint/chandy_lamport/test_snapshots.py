@@ -32,7 +32,6 @@ def demand_right(schedule: Schedule, network: Network) -> None:
 
 
 def recorded(schedule: Schedule, network: Network) -> int:
-    """How many messages are in the channels of all snapshots."""
     return sum(len(each) for snapshot in schedule.snapshots for each in network.in_flight[snapshot].values())
 
 
@@ -119,29 +118,24 @@ def drawn(strategy: SearchStrategy[Schedule], count: int) -> list[Schedule]:
 
 @pytest.fixture(scope="module")
 def pipelines() -> list[Schedule]:
-    """Schedules of pipelines whose sources initiate."""
     return drawn(schedules(pipeline(), by_sources=True), 60)
 
 
 @pytest.fixture(scope="module")
 def told() -> list[Schedule]:
-    """Schedules of pipelines in which every process is told of each snapshot."""
     return drawn(schedules(pipeline(), by_all=True), 60)
 
 
 @pytest.fixture(scope="module")
 def anything() -> list[Schedule]:
-    """Schedules of any graph, with markers that overtake."""
     return drawn(schedules(any_graph(), overtaking=True), 200)
 
 
 def flaws(histories: list[Schedule], make: Make) -> set[Flaw]:
-    """Everything that is ever wrong with a snapshot."""
     return {each.flaw for schedule in histories for each in violations(schedule, lived_through(schedule, make))}
 
 
 def test_at_least_once_is_no_consistent_cut(pipelines: list[Schedule]) -> None:
-    """Without holding back, some message is received before the cut and sent after it: the difference is real."""
     assert flaws(pipelines, under(AtLeastOnce)) == {Flaw.SENT_AFTER}
     assert flaws(pipelines, under(Aligned)) == set()
 
@@ -177,12 +171,10 @@ def test_what_comes_on_inputs_that_owe_the_barrier_must_be_recorded(told: list[S
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_defect_is_found(anything: list[Schedule], name: str) -> None:
-    """Each planted defect shows by the flaws that its row names and by no others, each with its message named."""
     assert flaws(anything, DEFECTS[name].make) == DEFECTS[name].flaws
 
 
 def test_without_a_planted_defect_nothing_is_found(anything: list[Schedule]) -> None:
-    """The schedules that show the defects are clean without."""
     assert flaws(anything, Network) == set()
     for schedule in anything:
         demand_right(schedule, lived_through(schedule))

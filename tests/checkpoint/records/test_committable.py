@@ -16,7 +16,6 @@ OURS = TransactionalId("a-b_C", "out", 3, 12, "4", "repair-7-1")
 
 
 def test_a_name_is_spelled_and_parsed_alike() -> None:
-    """Parsing what a transactional id spells gives the id again."""
     assert str(OURS) == "eo:a-b_C:out:3:12.4:repair-7-1"
     assert TransactionalId.parse(str(OURS)) == OURS
 
@@ -52,7 +51,6 @@ def test_more_may_follow_the_number_of_an_attempt() -> None:
     ],
 )
 def test_what_is_not_whole_is_none_of_ours(text: str) -> None:
-    """A text that does not spell a whole transactional id parses to None."""
     assert TransactionalId.parse(text) is None
 
 
@@ -70,7 +68,6 @@ def test_the_coordinators_id_is_listed_with_its_pipeline_but_is_no_sinks_id() ->
 
 
 def test_a_committable_counts_its_records_over_all_partitions() -> None:
-    """The records of a committable are those of all partitions it wrote to."""
     written = (Written("t", 0, 10, 3), Written("t", 1, 20, 4))
     committable = Committable(
         transactional_id=str(OURS), producer_id=1, epoch=0, transaction_version=2, cluster_id="cluster", sink="out",

@@ -22,11 +22,10 @@ from exactlyonce.checkpoint.transactions.broker_answers import (
 )
 
 
-def transactions(incarnation: int = 3, attempt: int = 1) -> TransactionCommits:
-    """The protocol of an incarnation of the pipeline `p`."""
+def transactions(incarnation: int = 3, attempt: int = 1, timeout_ms: int = 100_000) -> TransactionCommits:
     return TransactionCommits(
         pipeline="p", incarnation=incarnation, attempt=attempt, cluster_id="cluster", transaction_version=2,
-        transaction_timeout_ms=100_000,
+        transaction_timeout_ms=timeout_ms,
     )  # fmt: skip
 
 
@@ -47,15 +46,9 @@ def name(slot: object, subtask: int = 0, incarnation: str = "2.0") -> str:
 def precommit(slot: int, records: int = 5, subtask: int = 0, checkpoint: int = 7) -> Precommit:
     """A precommit of producer id 10 + *slot*."""
     return Precommit(
-        transactional_id=name(slot, subtask),
-        producer_id=10 + slot,
-        epoch=3,
-        sink="out",
-        subtask=subtask,
-        checkpoint=checkpoint,
-        records=records,
-        open_ms=40,
-    )
+        transactional_id=name(slot, subtask), producer_id=10 + slot, epoch=3, sink="out", subtask=subtask,
+        checkpoint=checkpoint, records=records, open_ms=40,
+    )  # fmt: skip
 
 
 def committable(slot: int, subtask: int = 0, checkpoint: int = 7, records: int = 5) -> Committable:
@@ -68,7 +61,6 @@ def committable(slot: int, subtask: int = 0, checkpoint: int = 7, records: int =
 
 
 def manifest(*committables: Committable) -> Manifest:
-    """Checkpoint 7 with these committables."""
     return msgspec.structs.replace(MANIFEST, committables=committables)
 
 
@@ -182,7 +174,6 @@ class World:
         )
 
     def of(self, kind: type) -> list[Any]:
-        """The requests of one kind, in order."""
         return [each for each in self.asked if isinstance(each, kind)]
 
     @property
@@ -199,5 +190,23 @@ class World:
 def finished(
     world: World, made: Manifest, repairs: Iterable[Repair] = (), *, accept_loss: bool = False
 ) -> dict[str, str]:
-    """Run the finish."""
     return ask.drive(finish(made, repairs, [transactions()], 3, 99, accept_loss=accept_loss), world)
+
+
+def finished_after_a_crash(stop: int, made: Manifest, **script: Any) -> dict[str, str]:
+    """Run the finish up to its request number *stop*, and again by the next incarnation, which knows what was recorded.
+
+    Neither commits a stand-in that is not recorded.
+    """
+    crashed, world = World(**script), World(**script)
+    procedure = finish(made, [], [transactions()], 3, 99)
+    request = next(procedure)
+    for _ in range(stop - 1):
+        request = procedure.send(crashed(request))
+    procedure.close()
+    repairs = [each for each in crashed.appended if isinstance(each, Repair)]
+    fates = ask.drive(finish(made, repairs, [transactions(incarnation=4, attempt=0)], 4, 99), world)
+    repairs += [each for each in world.appended if isinstance(each, Repair)]
+    known = {each.transactional_id for each in (*made.committables, *(repair.committable for repair in repairs))}
+    assert {*crashed.asked_for(commit=True), *world.asked_for(commit=True)} <= known
+    return fates

@@ -49,7 +49,6 @@ def test_offsets_are_asked_for_again_after_a_look_at_the_leaders(code: int) -> N
 
 
 def test_only_the_way_to_the_broker_is_taken_over() -> None:
-    """Of a user's settings those that lead to the broker are used, and none that changes what is written or read."""
     connection = {
         "bootstrap.servers": "a:1",
         "client.id": "me",
@@ -89,13 +88,11 @@ def test_only_the_way_to_the_broker_is_taken_over() -> None:
     ],
 )
 def test_what_the_broker_says_becomes_our_error(code: int, expected: type[ExactlyOnceError], text: str) -> None:
-    """Every error of the client library leaves as one of ours, which says what was being done."""
     with pytest.raises(expected, match=text), explained({"bootstrap.servers": "a:1"}, "testing"):
         raise KafkaException(KafkaError(code, "because"))
 
 
 def test_no_secret_is_told() -> None:
-    """An error about a broker that is not there tells its address, and no password."""
     config = {
         "bootstrap.servers": "127.0.0.1:1",
         "security.protocol": "SASL_PLAINTEXT",

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.broker
 
 
 class TestTopicStorage(BlockStorageContract):
-    """The storage that engines use keeps the contract."""
-
     beginning = (0,) * 5
     in_topic = True
     stays_connected = False
@@ -34,7 +32,6 @@ class TestTopicStorage(BlockStorageContract):
         return TopicStorage(self.store.config, self.store.topic, stays_connected=self.stays_connected)
 
     def decided(self, refs: Sequence[BlockRef]) -> None:
-        """By their tombstones."""
         assert self.store.living().appended(blocks_dropped=refs) is Outcome.DONE
 
     def laid(self, key: str, value: bytes) -> tuple[int, int]:
@@ -53,7 +50,6 @@ class TestTopicStorage(BlockStorageContract):
         return msgspec.structs.replace(ref, offset=ref.offset + 1_000_000)
 
 
+@pytest.mark.exhaustive
 class TestTopicStorageThatStaysConnected(TestTopicStorage):
-    """It does so with one connection for all that is read."""
-
     stays_connected = True

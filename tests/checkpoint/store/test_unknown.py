@@ -5,6 +5,8 @@ Between the log and its broker stands a proxy that loses a certain request, or o
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,24 +16,54 @@ from kafka_proxy import END_TXN, PRODUCE, Fate, Fault, KafkaProxy, proxied_broke
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.broker
 
 HASTY_MS = 10_000
 """What an append is given that is to fail: time enough to come to the request that gets lost, on any machine."""
 
 
+class SharedBrokerProxy(KafkaProxy):
+    """A proxy before a broker that others reach directly: its answers name the proxy in place of the broker."""
+
+    def __init__(self, broker_port: int) -> None:
+        super().__init__()
+        self.broker_port = broker_port
+
+    def _answers(self, broker: socket.socket, client: socket.socket, awaited: dict[int, Fault]) -> None:
+        addresses = (b"127.0.0.1" + struct.pack(">i", port) for port in (self.broker_port, self.port))
+        readdressed: Any = Readdressed(client, *addresses)
+        super()._answers(broker, readdressed, awaited)
+
+
+class Readdressed:
+    """A connection on which one address is sent for another."""
+
+    def __init__(self, connection: socket.socket, old: bytes, new: bytes) -> None:
+        self._connection, self._old, self._new = connection, old, new
+
+    def sendall(self, data: bytes) -> None:
+        self._connection.sendall(data.replace(self._old, self._new))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
 @pytest.fixture(scope="module")
-def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProxy]:
-    """A proxy, and behind it a broker that is reached through it only."""
-    proxy, broker = proxied_broker(tmp_path_factory.mktemp("broker"))
-    yield proxy
+def proxied(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProxy]:
+    """A proxy, before the shared broker if that is on this machine, else before one of its own."""
+    host, _, port = kafka.bootstrap_servers.rpartition(":")
+    if host == "127.0.0.1":
+        proxy: KafkaProxy = SharedBrokerProxy(int(port))
+        yield proxy
+    else:
+        proxy, broker = proxied_broker(tmp_path_factory.mktemp("broker"))
+        yield proxy
+        broker.kill()
     proxy.close()
-    broker.kill()
 
 
 @pytest.fixture
 def proxy(proxied: KafkaProxy) -> KafkaProxy:
-    """One that loses nothing yet."""
     proxied.heal()
     return proxied
 

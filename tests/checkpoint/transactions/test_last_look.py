@@ -11,22 +11,23 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.requests import Pause, Procedure, Request, relayed
 from exactlyonce.checkpoint.transactions import last_look
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.testing.clock import SimulatedClock
 from tests.checkpoint.conftest import Store
 
 pytestmark = pytest.mark.broker
 
 
 def looked(store: Store, meanwhile: Callable[[], Any]) -> History:
-    """What is found, where *meanwhile* is done whenever the look waits."""
-    log = store.log()
+    """What is found, where *meanwhile* is done whenever the look waits. Only pauses take time."""
+    log, clock = store.log(), SimulatedClock()
 
     def answered(request: Request) -> Procedure[Any]:
         if isinstance(request, Pause):
+            clock.advance(request.duration_ms)
             meanwhile()
         return (yield request)
 
-    return log.do(relayed(last_look.last_look(store.pipeline, log.peek_at_stable, SystemClock()), answered))
+    return log.do(relayed(last_look.last_look(store.pipeline, log.peek_at_stable, clock), answered))
 
 
 def test_one_that_is_beginning(store: Store) -> None:

@@ -124,26 +124,22 @@ class Broker:
                 self.open.pop((*place, producer_id), None)
 
     def of(self, kind: type) -> list[Any]:
-        """The requests of one kind, in order."""
         return [each for each in self.asked if isinstance(each, kind)]
 
 
 def test_markers_that_are_there_cost_one_question() -> None:
-    """If no partition shows our transactions as open, they were asked once, all together, and nothing is waited for."""
     broker = Broker()
     drive(await_markers([committable("a", 7), committable("b", 8)], commit=True), broker)
     assert broker.asked == [DescribeProducers(PLACES)]
 
 
 def test_without_committables_nothing_is_asked() -> None:
-    """Nothing was ended: there is nothing to wait for."""
     broker = Broker()
     drive(await_markers([], commit=True), broker)
     assert broker.asked == []
 
 
 def test_late_markers_are_waited_for_with_growing_pauses() -> None:
-    """While markers are being written they are asked for again, at first after milliseconds; none is written twice."""
     broker = Broker(7)
     broker.written_at_ms = 2_000
     drive(await_markers([committable()], commit=True), broker)
@@ -167,7 +163,6 @@ def test_lost_markers_are_written_again_where_they_are_missing_with_the_same_ver
 
 
 def test_markers_that_are_lost_again_are_written_again() -> None:
-    """Writing them may fail or be lost as well: it is repeated, each time after some seconds, until they are there."""
     broker = Broker(7)
     broker.rewrites_lost = 2
     drive(await_markers([committable()], commit=True), broker)
@@ -186,7 +181,6 @@ def test_a_broker_that_is_away_is_waited_for() -> None:
 
 @pytest.mark.parametrize("other", [Broker(9), Broker(7, start=30)], ids=["another producer", "a later one of ours"])
 def test_transactions_of_others_are_not_ours(other: Broker) -> None:
-    """Another producer's open transaction, or one of our producer id that begins elsewhere, is none of our business."""
     drive(await_markers([committable()], commit=True), other)
     assert other.asked == [DescribeProducers(PLACES)]
 
@@ -233,7 +227,6 @@ def test_markers_are_written_only_at_the_epoch_that_was_seen_before_they_were_mi
 
 
 def test_a_commit_is_known_only_with_its_markers() -> None:
-    """A later transaction of the same subtask is committed only once the markers of the earlier one are there."""
     broker = Broker(7)
     broker.written_at_ms = MARKERS_LOST_AFTER_MS // 2
     commits = drive(commit([committable("a", 7, 1), committable("b", 8, 2)]), broker)
@@ -285,7 +278,6 @@ def test_what_holds_readers_back_is_released_by_abort(start: int) -> None:
 
 
 def test_with_nobody_to_release_nothing_is_asked() -> None:
-    """Without producer ids, or without partitions, there is nothing to look for."""
     broker = Broker(7)
     drive(release({}, PLACES), broker)
     drive(release({7: "a"}, ()), broker)

@@ -53,8 +53,6 @@ def test_what_stands_before_an_address_is_not_shown() -> None:
 
 
 class TestBothLibraries:
-    """What one setting becomes for each of the two."""
-
     def test_names_and_mechanism(self) -> None:
         """Address, identity, protocol and credentials reach both; tuning reaches librdkafka only."""
         config = ClientConfig({**SASL, "client.id": "me", "linger.ms": 5, "socket.keepalive.enable": True})
@@ -71,7 +69,6 @@ class TestBothLibraries:
         }
 
     def test_aliases(self) -> None:
-        """The other names that librdkafka knows mean the same, and may not contradict."""
         config = ClientConfig({"metadata.broker.list": "a:1, PLAINTEXT://b:2"})
         assert config.bootstrap_servers == "a:1, PLAINTEXT://b:2"
         assert config.kafka_python()["bootstrap_servers"] == ["a:1", "b:2"]
@@ -79,12 +76,10 @@ class TestBothLibraries:
             ClientConfig({**SASL, "sasl.mechanisms": "PLAIN"})
 
     def test_overrides_win(self) -> None:
-        """A client's own settings stand over the common ones."""
         config = ClientConfig({**SERVERS, "linger.ms": "5"})
         assert config.confluent({"linger.ms": 7})["linger.ms"] == 7
 
     def test_tokens(self) -> None:
-        """An `oauth_cb` written for confluent-kafka gives kafka-python its tokens."""
         oauth = {**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
         config = ClientConfig({**oauth, "oauth_cb": f"{__name__}:token", "sasl.oauthbearer.config": "x"})
         assert config.confluent()["oauth_cb"]("x") == token("x")
@@ -122,13 +117,10 @@ class TestBothLibraries:
         ClientConfig({**SASL, "ssl.ca.location": str(certificates / "certificate.pem")}).check()
 
     def test_secrets_reach_librdkafka_whole(self) -> None:
-        """A hidden secret is a plain string to the library."""
         Producer(ClientConfig(SASL).confluent({"bootstrap.servers": "", "log_level": 0}))
 
 
 class TestTls:
-    """librdkafka's TLS settings as a context of Python."""
-
     @staticmethod
     def context(**settings: Any) -> ssl.SSLContext:
         dotted = {name.replace("_", "."): str(value) for name, value in settings.items()}
@@ -145,13 +137,11 @@ class TestTls:
         assert context.cert_store_stats()["x509_ca"] > 0
 
     def test_unchecked_by_name(self) -> None:
-        """Each check can be turned off by its own name."""
         assert not self.context(ssl_endpoint_identification_algorithm="none").check_hostname
         assert self.context(ssl_endpoint_identification_algorithm="none").verify_mode is ssl.CERT_REQUIRED
         assert self.context(enable_ssl_certificate_verification=False).verify_mode is ssl.CERT_NONE
 
     def test_files_and_texts(self, certificates: Path) -> None:
-        """Certificates and keys are taken from files and from text alike, protected or not."""
         certificate, key, locked = (certificates / f"{name}.pem" for name in ("certificate", "key", "locked"))
         for settings in (
             {"ssl_certificate_location": certificate, "ssl_key_location": key},
@@ -174,8 +164,6 @@ class TestTls:
 
 
 class TestContradictions:
-    """What no client could be made of, or what would be weaker than it looks."""
-
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
@@ -192,18 +180,15 @@ class TestContradictions:
         ],
     )
     def test_refused(self, settings: dict[str, str], message: str) -> None:
-        """The contradiction is refused with what to do."""
         with pytest.raises(ConfigError, match=message):
             ClientConfig(settings)
 
     @pytest.mark.parametrize("setting", sorted(OWNED))
     def test_owned(self, setting: str) -> None:
-        """What carries the guarantee cannot be set from outside."""
         with pytest.raises(ConfigError, match="set by exactlyonce itself"):
             ClientConfig({**SERVERS, setting: "x"})
 
     def test_warnings(self) -> None:
-        """Risky choices are allowed, and named."""
         assert ClientConfig(SASL).warnings == ()
         assert ClientConfig(SERVERS).warnings == ()
         for settings, word in (
@@ -217,8 +202,6 @@ class TestContradictions:
 
 
 class TestSecrets:
-    """A secret is looked up late and shown never."""
-
     SECRETS = (
         "sasl.password",
         "ssl.key.password",
@@ -233,7 +216,6 @@ class TestSecrets:
 
     @pytest.mark.parametrize("setting", SECRETS)
     def test_not_shown(self, setting: str) -> None:
-        """Neither repr nor str of the configuration nor `redact` lets the value through."""
         config = ClientConfig({**SASL, "sasl.password": "-", setting: CANARY})
         assert CANARY not in repr(config) + str(config) + config.redact(f"<{CANARY}>")
         assert "bootstrap.servers=127.0.0.1:9092" in repr(config)
@@ -257,7 +239,6 @@ class TestSecrets:
         assert config.redact("first, second, bob") == "***, ***, bob"
 
     def test_references_to_nothing(self) -> None:
-        """A reference that leads nowhere is an error that names it."""
         for reference, message in (("env:NO_SUCH_VARIABLE", "no variable"), ("file:/no/such/file", "cannot be read")):
             with pytest.raises(ConfigError, match=message):
                 ClientConfig({**SASL, "sasl.password": reference}).confluent()
@@ -269,19 +250,16 @@ class TestSecrets:
         assert CANARY not in str(caught.value)
 
     def test_travels_as_written(self) -> None:
-        """Encoded and back it is equal, and a reference is still a reference."""
         config = ClientConfig({**SASL, "sasl.password": "env:NOT_HERE"})
         assert ClientConfig(msgspec.json.decode(msgspec.json.encode(config.settings))) == config
 
     @given(st.text(min_size=1).filter(lambda text: not text.startswith(("env:", "file:"))), st.text(), st.text())
     def test_redact_removes_every_occurrence(self, secret: str, before: str, after: str) -> None:
-        """Wherever the secret stands in a text, it does not stand in the redacted one."""
         config = ClientConfig({**SASL, "sasl.password": secret})
         shown = config.redact(before + secret + after + secret)
         assert not any(secret in piece for piece in shown.split("***"))
 
     def test_secret_is_a_string(self) -> None:
-        """A Secret is its text to everybody but repr."""
         assert Secret("x") == "x"
         assert f"{Secret('x')}" == "x"
         assert repr([Secret("x")]) == "['***']"

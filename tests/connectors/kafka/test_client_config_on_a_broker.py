@@ -65,12 +65,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     certificates = tmp_path_factory.mktemp("certificates")
     for name in ("server", "client"):
         make_certificate(certificates, name)
-    ports: dict[str, int] = {}
-    for name in ("PLAINTEXT", "CONTROLLER", "SASL", "SASLTLS", "TLS"):
-        ports[name] = max([free_port(), *(port + 1 for port in ports.values())])
-    settings = listener_settings(ports, certificates)
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), ports["PLAINTEXT"], settings, lifetime="process")
-    broker.start()
+    broker, ports = started(tmp_path_factory.mktemp("broker"), certificates)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
         user = UserScramCredentialUpsertion("alice", ScramCredentialInfo(mechanism, 4096), CANARY.encode())
@@ -78,6 +73,21 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
             future.result(LIMIT_S)
     yield SecuredBroker(ports, certificates)
     broker.kill()
+
+
+def started(folder: Path, certificates: Path, attempts: int = 5) -> tuple[EmbeddedBroker, dict[str, int]]:
+    """The broker, and its ports by listener. One that was free a moment ago may be taken: then others are."""
+    ports: dict[str, int] = {}
+    for name in ("PLAINTEXT", "CONTROLLER", "SASL", "SASLTLS", "TLS"):
+        ports[name] = max([free_port(), *(port + 1 for port in ports.values())])
+    broker = EmbeddedBroker(folder, ports["PLAINTEXT"], listener_settings(ports, certificates), lifetime="process")
+    try:
+        broker.start()
+    except (BrokerUnavailable, ConfigError):
+        if attempts == 1:
+            raise
+        return started(folder, certificates, attempts - 1)
+    return broker, ports
 
 
 def make_certificate(folder: Path, name: str) -> None:
@@ -117,7 +127,7 @@ def listener_settings(ports: dict[str, int], certificates: Path) -> dict[str, st
 
 def both_reach(config: ClientConfig) -> str:
     """The cluster's id, as both libraries give it."""
-    transactions = Transactions(config, timeout_ms=20_000)
+    transactions = Transactions(config, timeout_ms=LIMIT_S * 1000)
     consumer = Consumer(config.confluent({"group.id": "group"}))
     try:
         cluster_id = transactions.cluster_id()
@@ -142,7 +152,6 @@ def test_passwords(broker: SecuredBroker, listener: str, mechanism: str, caplog:
 
 
 def test_tokens(broker: SecuredBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """A token opens the door to both libraries, and the most talkative log does not show it."""
     caplog.set_level(logging.DEBUG, "kafka")
     config = broker.config("SASLTLS", sasl_mechanism="OAUTHBEARER", oauth_cb=f"{__name__}:token")
     assert both_reach(config)
@@ -150,7 +159,6 @@ def test_tokens(broker: SecuredBroker, caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_certificates(broker: SecuredBroker) -> None:
-    """A certificate of one's own, from files or as text, opens the door to both libraries."""
     certificate, key = (broker.certificates / name for name in ("client.pem", "client.key"))
     assert both_reach(broker.config("TLS", ssl_certificate_location=str(certificate), ssl_key_location=str(key)))
     texts = broker.config("TLS", ssl_certificate_pem=certificate.read_text(), ssl_key_pem=f"file:{key}")
@@ -164,7 +172,7 @@ def test_a_wrong_password(broker: SecuredBroker, caplog: pytest.LogCaptureFixtur
     for mechanism in ("PLAIN", "SCRAM-SHA-512"):
         secret.write_text(f"{CANARY}-wrong")
         settings = {"sasl_mechanism": mechanism, "sasl_username": "alice", "sasl_password": f"file:{secret}"}
-        transactions = Transactions(broker.config("SASLTLS", **settings), timeout_ms=20_000)
+        transactions = Transactions(broker.config("SASLTLS", **settings), timeout_ms=LIMIT_S * 1000)
         with pytest.raises(ConfigError, match=r"refused to let us in: .*Check sasl\.mechanism") as caught:
             transactions.cluster_id()
         assert CANARY not in str(caught.value) + caplog.text
@@ -175,7 +183,6 @@ def test_a_wrong_password(broker: SecuredBroker, caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.exhaustive
 def test_a_certificate_that_we_do_not_trust(broker: SecuredBroker) -> None:
-    """Where the broker's certificate is of no known authority, we do not talk to it, and say why."""
     config = broker.config("TLS", ssl_ca_location=str(broker.certificates / "client.pem"))
     with pytest.raises(BrokerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
         Transactions(config, timeout_ms=5_000).cluster_id()
@@ -185,7 +192,7 @@ def test_a_certificate_that_we_do_not_trust(broker: SecuredBroker) -> None:
 def test_sessions_that_end(broker: SecuredBroker) -> None:
     """Where the broker ends a session every two seconds, questions go on being answered across several of them."""
     config = broker.config("SASLTLS", sasl_mechanism="OAUTHBEARER", oauth_cb=f"{__name__}:token")
-    transactions = Transactions(config, timeout_ms=20_000)
+    transactions = Transactions(config, timeout_ms=LIMIT_S * 1000)
     started_s = time.monotonic()
     while time.monotonic() < started_s + 7:
         assert transactions.cluster_id()

@@ -15,7 +15,9 @@ from kafka.record.memory_records import MemoryRecordsBuilder
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
-from exactlyonce.connectors.embedded.broker import EmbeddedBroker, free_port
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.kafka_protocol import Wire
 from exactlyonce.connectors.kafka.log import Log, RecordsGone, parse_batches
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
@@ -38,6 +40,14 @@ def end(cluster: Any, committable: Committable, *, commit: bool) -> None:
     assert answer is EndAnswer.COMPLETED
 
 
+def ended(cluster: Any, transactional_id: str, topic: str, *, commit: bool) -> Committable:
+    """A transaction with VALUES that was ended."""
+    cluster.open(transactional_id, topic, VALUES)
+    committable: Committable = cluster.committable(transactional_id)
+    end(cluster, committable, commit=commit)
+    return committable
+
+
 def write_plainly(cluster: Any, topic: str, values: list[bytes]) -> None:
     producer = Producer(cluster.config.confluent())
     for value in values:
@@ -47,21 +57,15 @@ def write_plainly(cluster: Any, topic: str, values: list[bytes]) -> None:
 
 @pytest.mark.broker
 class TestFate:
-    """Whether readers see a transaction, told from the log alone."""
-
     @pytest.mark.parametrize(("commit", "fate"), [(True, Fate.COMMITTED), (False, Fate.ABORTED)])
     def test_ended(self, cluster: Any, topic: str, log: Log, commit: bool, fate: Fate) -> None:
-        """An ended transaction shows how it was ended, also when another has taken its id."""
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=commit)
+        committable = ended(cluster, topic, topic, commit=commit)
         assert log.fate(committable) is fate
         cluster.producer(topic)
         assert log.fate(committable) is fate
         assert cluster.visible(topic) == (VALUES if commit else [])
 
     def test_it_waits_for_the_end(self, cluster: Any, topic: str, log: Log) -> None:
-        """An open transaction has no fate yet; it has one as soon as it is ended."""
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         with ThreadPoolExecutor(1) as background:
@@ -74,10 +78,8 @@ class TestFate:
     def test_an_older_open_transaction_pins_it(self, cluster: Any, topic: str, log: Log) -> None:
         """While another's transaction holds the readers back, the error names the partition and both offsets."""
         cluster.open(f"{topic}-other", topic, VALUES)
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=True)
-        hasty = Log(cluster.config, timeout_ms=3_000)
+        committable = ended(cluster, topic, topic, commit=True)
+        hasty = Log(cluster.config, timeout_ms=10_000)
         with pytest.raises(BrokerUnavailable, match=rf"{topic}-0 readers are held at offset 0, before .* \(50\)"):
             hasty.fate(committable)
         hasty.close()
@@ -87,9 +89,7 @@ class TestFate:
     def test_removed(self, cluster: Any, topic: str, log: Log) -> None:
         """Where the records are gone, the next producer's record at that place is not taken for ours."""
         cluster.topics.create(f"{topic}-one", partitions=1)
-        cluster.open(topic, f"{topic}-one", VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=False)
+        committable = ended(cluster, topic, f"{topic}-one", commit=False)
         cluster.visible(f"{topic}-one")
         write_plainly(cluster, f"{topic}-one", VALUES)
         cluster.kafka.delete_records(f"{topic}-one", {0: len(VALUES) + 1})
@@ -98,36 +98,27 @@ class TestFate:
         assert log.fate(other) is Fate.GONE
 
     def test_removed_in_one_partition(self, cluster: Any, topic: str, log: Log) -> None:
-        """The records of another partition still tell the fate of all."""
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=True)
+        committable = ended(cluster, topic, topic, commit=True)
         cluster.visible(topic)
         cluster.kafka.delete_records(topic, {0: -1})
         assert log.fate(committable) is Fate.COMMITTED
 
     def test_the_marker_alone(self, cluster: Any, topic: str, log: Log) -> None:
-        """With the records removed up to the marker, the marker tells."""
         for commit, fate in ((True, Fate.COMMITTED), (False, Fate.ABORTED)):
             name = f"{topic}-{commit}"
             cluster.topics.create(name, partitions=1)
-            cluster.open(name, name, VALUES)
-            committable = cluster.committable(name)
-            end(cluster, committable, commit=commit)
+            committable = ended(cluster, name, name, commit=commit)
             cluster.visible(name)
             at_marker = msgspec.structs.replace(committable, written=(Written(name, 0, len(VALUES), 1),))
             assert log.fate(at_marker) is fate
 
     def test_beyond_the_end(self, cluster: Any, topic: str, log: Log) -> None:
         """Offsets that the log does not have are gone: the topic was made anew, or lost its end."""
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=True)
+        committable = ended(cluster, topic, topic, commit=True)
         beyond = msgspec.structs.replace(committable, written=(Written(topic, 0, 10_000, 50),))
         assert log.fate(beyond) is Fate.GONE
 
     def test_a_missing_topic(self, cluster: Any, topic: str, log: Log) -> None:
-        """A deleted topic is a TopicError that names it."""
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         missing = msgspec.structs.replace(committable, written=(Written(f"{topic}-missing", 0, 0, 50),))
@@ -167,7 +158,6 @@ class TestRecords:
 
     @pytest.mark.parametrize("commit", [None, True, False])
     def test_they_are_given_in_any_state(self, cluster: Any, topic: str, log: Log, commit: bool | None) -> None:
-        """Open, committed or aborted: all records are read, in order."""
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         if commit is not None:
@@ -199,7 +189,6 @@ class TestRecords:
         assert [each.offset for each in records] == [0, 1, 2, 3]
 
     def test_only_those_of_the_transaction(self, cluster: Any, topic: str, log: Log) -> None:
-        """Records of others in between, plain or transactional, are left out."""
         ours = cluster.open(topic, topic, VALUES[:10])
         theirs = cluster.open(f"{topic}-other", topic, [b"theirs"])
         for value in VALUES[10:]:
@@ -212,8 +201,7 @@ class TestRecords:
         assert [each.value for each in records] == VALUES[0:10:2] + VALUES[10:]
 
     def test_more_than_one_fetch(self, cluster: Any, topic: str, log: Log) -> None:
-        """A transaction larger than one answer of the broker is read whole."""
-        values = [b"%06d" % number + bytes(500) for number in range(40_000)]
+        values = [b"%06d" % number + bytes(500) for number in range(20_000)]
         cluster.open(topic, topic, values)
         committable = cluster.committable(topic)
         records = log.records(committable.producer_id, committable.epoch, committable.written[1])
@@ -221,9 +209,7 @@ class TestRecords:
 
     def test_incomplete(self, cluster: Any, topic: str, log: Log) -> None:
         """Nothing is given unless all is there: a removed start, a wrong count, another epoch or producer."""
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=False)
+        committable = ended(cluster, topic, topic, commit=False)
         producer_id, epoch, written = committable.producer_id, committable.epoch, committable.written[0]
         cluster.visible(topic)
         write_plainly(cluster, topic, VALUES)
@@ -241,11 +227,24 @@ class TestRecords:
         with pytest.raises(RecordsGone, match="shows 0"):
             next(log.records(producer_id, epoch, written))
 
-    def test_no_broker(self, cluster: Any) -> None:
-        """Without a broker the error comes in time."""
-        config = type(cluster.config)({"bootstrap.servers": f"127.0.0.1:{free_port()}"})
+    def test_no_broker(self, nobody: str) -> None:
+        config = ClientConfig({"bootstrap.servers": nobody})
         with pytest.raises(BrokerUnavailable, match=r"for 0\.5 s"):
             next(Log(config, timeout_ms=500).records(1, 0, Written("topic", 0, 0, 1)))
+
+
+@pytest.mark.broker
+def test_a_copy_whose_records_are_gone_is_aborted(cluster: Any, topic: str, log: Log) -> None:
+    """Records of the second partition were deleted after those of the first were copied: they hold nobody back."""
+    cluster.open(topic, topic, [b"%d" % number for number in range(6)])
+    lost = cluster.committable(topic)
+    cluster.transactions.end_until_answered(topic, lost.producer_id, lost.epoch, commit=False)
+    cluster.wait_until(lambda: cluster.transactions.describe([topic])[topic].state == "CompleteAbort")
+    cluster.kafka.delete_records(topic, {1: 1})
+    name = f"{topic}-repair"
+    why = copy_transaction(cluster.config, cluster.transactions, log, lost, name, 600_000)
+    assert isinstance(why, str)
+    cluster.wait_until(lambda: cluster.transactions.describe([name])[name].state == "CompleteAbort")
 
 
 @pytest.mark.exhaustive
@@ -255,7 +254,7 @@ def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
     """Compaction takes the records of a transaction; its marker then still tells its fate, in another segment too, and
     a copy is refused."""
     quickly = {"log.cleaner.backoff.ms": "100", "log.initial.task.delay.ms": "100"}
-    broker = EmbeddedBroker(tmp_path, free_port(), quickly, lifetime="process")
+    broker = EmbeddedBroker(tmp_path, 0, quickly, lifetime="process")
     broker.start()
     try:
         cluster = cluster_at(broker.bootstrap_servers)

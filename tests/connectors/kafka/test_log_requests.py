@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -88,7 +90,16 @@ class Place:
         return RealWriter(self.id, LogRequests(self.config, self.topic), self.transactions)
 
     def readable(self) -> list[str]:
-        """The keys that readers see, of all partitions in turn."""
+        """The keys that readers see, of all partitions in turn, once the markers of what was ended are written."""
+        name, deadline = self.topic.name, time.monotonic() + LIMIT_S
+        with closing(Topics(self.config)) as topics:
+            while topics.end_offsets(name, committed=True) != topics.end_offsets(name, committed=False):
+                assert time.monotonic() < deadline, "a transaction holds readers back"
+                time.sleep(0.01)
+        return self.readable_now()
+
+    def readable_now(self) -> list[str]:
+        """The keys that readers see while a transaction is open."""
         records = sorted(self.kafka.read_committed(self.topic.name), key=lambda each: (each.partition, each.offset))
         return [(each.key or b"").decode() for each in records]
 
@@ -101,12 +112,10 @@ class Place:
 
 @pytest.fixture
 def place(kafka: KafkaCluster, topic_name: str) -> Place:
-    """On the shared broker."""
     return Place(kafka, topic_name)
 
 
 def record(key: str, partition: int = 0, size: int = 10) -> Write:
-    """Something to write."""
     return Write(partition, key, b"x" * size)
 
 
@@ -122,7 +131,7 @@ def test_an_end_that_arrives_late(place: Place, commit: bool) -> None:
 
     def late() -> None:
         answers.append(place.transactions.end_until_answered(place.id, *olds[0], commit=commit))
-        seen.append(place.readable())
+        seen.append(place.readable_now())
 
     writer.before_the_commit(late)
     assert writer.write([record("second")], LIMIT_S) is Outcome.DONE
@@ -136,8 +145,7 @@ def test_a_batch_that_arrives_late(place: Place, kafka: KafkaCluster) -> None:
     old: list[tuple[int, int]] = []
     writer.before_the_commit(lambda: old.append(place.writer_of_now()))
     assert writer.write([record("first")], LIMIT_S) is Outcome.DONE
-    while place.readable() != ["first"]:  # until its markers are written, a batch that is repeated is known as such
-        pass
+    assert place.readable() == ["first"]  # until its markers are written, a batch that is repeated is known as such
     broker = RealBroker(kafka.bootstrap_servers)
     for partition in (0, 1):
         answer = broker.produce(place.id, *old[0], place.topic.name, partition, [(b"late", b"x")], added=True)
@@ -148,7 +156,6 @@ def test_a_batch_that_arrives_late(place: Place, kafka: KafkaCluster) -> None:
 
 
 def test_every_transaction_has_an_epoch_of_its_own(place: Place) -> None:
-    """Each end raises the epoch; also that of a transaction which was taken back."""
     writer = place.writer()
     epochs = [place.writer_of_now()[1]]
     for key in ("a", "b"):
@@ -176,7 +183,7 @@ def test_more_than_a_batch_holds(place: Place) -> None:
     wide = [record(f"wide-{number}", size=300_000) for number in range(5)]
     seen: list[list[str]] = []
     writer = place.writer()
-    writer.before_the_commit(lambda: seen.append(place.readable()))
+    writer.before_the_commit(lambda: seen.append(place.readable_now()))
     assert writer.write([*writes, *wide], LIMIT_S) is Outcome.DONE
     assert seen == [[]]
     expected = [key for partition in range(3) for part, key, _, _ in [*writes, *wide] if part == partition]
@@ -268,7 +275,6 @@ def test_a_look_that_fails_forgets_the_brokers(place: Place, monkeypatch: pytest
 
 
 def test_an_ended_writer(place: Place) -> None:
-    """Whoever writes with it meets the reason for its end."""
     writer = place.writer()
     writer.pure.end(BrokerUnavailable("closed"))
     with pytest.raises(BrokerUnavailable, match="closed"):

@@ -15,7 +15,6 @@ PARTITIONS = 7
 
 
 def keys(seed: int) -> list[bytes]:
-    """Keys of all lengths up to 40, one of them empty."""
     rng = random.Random(seed)
     return [b"", *(rng.randbytes(rng.randint(1, 40)) for _ in range(300)), *(b"customer-%d" % n for n in range(100))]
 

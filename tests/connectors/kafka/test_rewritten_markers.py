@@ -22,7 +22,6 @@ VALUES = [b"%03d" % number for number in range(100)]
 
 
 def state_of(transactions: Transactions, transactional_id: str) -> TransactionState:
-    """What the broker takes the id for."""
     state = transactions.describe([transactional_id])[transactional_id]
     assert state is not None
     return state
@@ -40,7 +39,6 @@ def ended(cluster: Any, topic: str) -> Ending:
 
 
 def raised(ended: Ending) -> Ending:
-    """With the epoch that its end has raised."""
     return Ending(ended.transactional_id, ended.producer_id, ended.epoch + 1)
 
 
@@ -86,6 +84,5 @@ def test_a_later_transaction_of_the_id_is_not_ended(cluster: Any, topic: str, en
 
 
 def test_a_partition_that_does_not_exist(cluster: Any, topic: str, ended: Ending) -> None:
-    """A partition that is not there is an error at once."""
     with pytest.raises(TopicError):
         cluster.transactions.rewrite_markers(raised(ended), [(topic, 0), (topic, 99)], commit=True)

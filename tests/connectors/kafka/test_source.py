@@ -29,7 +29,6 @@ class Order(msgspec.Struct):
     ],
 )
 def test_the_type_of_its_records(source: KafkaSource[Any], type_: Any) -> None:
-    """It is the value's type, or a Record of it with metadata."""
     assert source.type == type_
 
 
@@ -47,13 +46,11 @@ def test_a_null_value_needs_a_type_that_admits_none() -> None:
 
 @pytest.mark.parametrize("value", [bytes, str, Order, AvroCodec(Order)], ids=["bytes", "str", "json", "avro"])
 def test_no_codec_takes_null_for_a_value(value: Any) -> None:
-    """A null value raises in every codec, rather than turning into something."""
     with pytest.raises((TypeError, AttributeError)):
         KafkaSource("t", value=value).decode_value(None)
 
 
 def test_a_bad_value_is_told_with_its_field() -> None:
-    """The reason names the type, the format and the path to the field."""
     source = KafkaSource("t", value=Order)
     with pytest.raises(ValueError, match="id") as raised:
         source.decode_value(b'{"id":"x"}')

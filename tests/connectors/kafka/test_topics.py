@@ -25,7 +25,6 @@ def write(cluster: Any, topic: str, timestamps_ms: list[int]) -> None:
 
 
 def test_create_and_describe(cluster: Any, topic_name: str) -> None:
-    """A topic is made once, with the settings given; the second time it is found."""
     settings = {"cleanup.policy": "compact", "segment.ms": "600000"}
     assert cluster.topics.create(topic_name, partitions=3, settings=settings)
     assert not cluster.topics.create(topic_name, partitions=5)
@@ -56,7 +55,6 @@ def is_missing(cluster: Any, topic: str) -> bool:
 
 
 def test_missing(cluster: Any, topic: str) -> None:
-    """Every question about a missing topic names it and says what to do; none creates it."""
     missing = f"{topic}-missing"
     questions: list[Callable[[], object]] = [
         lambda: cluster.topics.describe([topic, missing]),
@@ -80,19 +78,16 @@ def test_missing(cluster: Any, topic: str) -> None:
     ],
 )
 def test_what_the_broker_refuses(cluster: Any, topic_name: str, arguments: dict[str, Any], message: str) -> None:
-    """A topic that cannot be made is an error that repeats the broker's reason."""
     with pytest.raises(ConfigError, match=f"{topic_name} because of its {message}"):
         cluster.topics.create(topic_name, **arguments)
 
 
 def test_a_name_that_is_none(cluster: Any) -> None:
-    """A name with forbidden letters is refused as such."""
     with pytest.raises(ConfigError, match="because of its name"):
         cluster.topics.create("a/b")
 
 
 def test_offsets(cluster: Any, topic: str) -> None:
-    """Start, end, last stable offset and times, of every partition."""
     write(cluster, topic, [1_000, 2_000, 3_000])
     cluster.open(topic, topic, [b"open", b"open"])
     assert cluster.topics.start_offsets(topic) == {0: 0, 1: 0}

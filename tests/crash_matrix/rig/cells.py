@@ -49,8 +49,6 @@ HELD_S = 1.0
 
 @dataclass(frozen=True)
 class Cell:
-    """One of the matrix."""
-
     row: int
     fault: str
     action: str
@@ -61,12 +59,10 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As it is written down."""
         return "/".join(map(str, asdict(self).values()))
 
     @property
     def way(self) -> Crash | Request:
-        """What it is made with."""
         (row,) = [each for each in ROWS if each.number == self.row]
         (way,) = [each for each in row.ways if each.name == self.fault]
         return way
@@ -85,8 +81,6 @@ def cells() -> Iterator[Cell]:
 
 
 class Servers:
-    """The servers that cells run on, and where their files go."""
-
     def __init__(self, kafka: KafkaCluster, proxy: KafkaProxy, postgres: PostgresServer, folder: Path) -> None:
         """*kafka* is reached through *proxy*."""
         self.kafka, self.proxy, self.postgres, self.folder = kafka, proxy, postgres, folder
@@ -140,14 +134,12 @@ class Trial:
     # --- what happens -------------------------------------------------------------------------------------------
 
     def feed(self, number: int = FEED) -> None:
-        """More orders, some to each input."""
         more = orders(number, first=len(self.fed))
         for place, each in enumerate(self._inputs):
             self.servers.kafka.produce(f"{self.name}-{each}", more[place :: len(self._inputs)])
         self.fed += more
 
     def run(self, *arguments: str, parallelism: int | None = None, armed: Mapping[str, str] | None = None) -> Run:
-        """Begin an incarnation."""
         cell = self.cell
         parameters = {"name": self.name, "shape": cell.shape, "sinks": cell.sinks, "commit": cell.way.commit}
         dsn = self.servers.postgres.dsn("postgres")
@@ -165,7 +157,6 @@ class Trial:
         return begun
 
     def finish(self, *, parallelism: int | None = None) -> None:
-        """Run to the end of what was fed."""
         last = self.run("--until", "latest", parallelism=parallelism)
         assert last.wait() == 0, last.said
 
@@ -180,7 +171,6 @@ class Trial:
         )
 
     def end(self, run: Run) -> None:
-        """Let it end cleanly."""
         run.process.terminate()
         assert run.wait() == 0, run.said
 
@@ -195,7 +185,6 @@ class Trial:
             self.servers.postgres.execute(f"DROP TABLE {table(self.name, each)}")
 
     def close(self) -> None:
-        """Nothing of it goes on."""
         for reader in self._readers.values():
             reader.end()
         for fault in self._faults:
@@ -236,7 +225,6 @@ class Trial:
             assert run.wait() not in (0, FENCED), "a defect of its own ends a coordinator"
 
     def _take_over(self, sleeper: Run) -> None:
-        """A coordinator that sleeps is replaced, and finds that it is fenced."""
         _await_stopped(sleeper.process.pid)
         self.feed()
         self.finish()

@@ -25,8 +25,6 @@ SINKS = ("kafka", "postgres", "both")
 
 
 class Order(msgspec.Struct):
-    """Unique by `id`."""
-
     id: int
     customer: str
     total: int
@@ -41,8 +39,6 @@ class Round(msgspec.Struct):
 
 
 class Total(msgspec.Struct):
-    """The running total of a customer after order `id`."""
-
     id: int
     customer: str
     sum: int
@@ -70,7 +66,6 @@ def crossing(name: str, shape: str, sinks: str, commit: str = "write_ahead") -> 
 
 
 def add(total: int | None, order: Order) -> tuple[int, Total]:
-    """The running total."""
     if SLOW_S:
         time.sleep(SLOW_S)
     total = (total or 0) + order.total
@@ -93,7 +88,6 @@ def add_at_last(total: int | None, each: Round) -> tuple[int | None, Round]:
 
 
 def as_total(each: Round) -> Total:
-    """What came of it."""
     return Total(each.order.id, each.order.customer, each.sum or 0)
 
 

@@ -38,8 +38,6 @@ Result = dict[str, Any]
 
 
 class Results:
-    """Of one commit, by name of cell or test."""
-
     def __init__(self, file: Path, known: Iterable[Result]) -> None:
         """What *file* has, and what is *known* besides."""
         self._file = file
@@ -48,11 +46,9 @@ class Results:
         self.found: dict[str, Result] = {each["name"]: each for each in (*known, *map(json.loads, lines))}
 
     def passed(self, name: str) -> bool:
-        """Whether it need not be done again."""
         return name in self.found and bool(self.found[name]["passed"])
 
     def add(self, result: Result) -> None:
-        """Keep it."""
         self.found[result["name"]] = result
         with self._file.open("a") as file:
             file.write(json.dumps(result) + "\n")
@@ -70,7 +66,6 @@ def result_of(name: str, work: Callable[[], int]) -> Result:
 
 
 def run_test(test: str) -> int:
-    """A test of a row, with all its cases."""
     command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "--show-capture=no", "--matrix", test]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-2000:]
@@ -123,7 +118,6 @@ def main() -> int:
 
 
 def tell(results: Results, result: Result, progress: str) -> None:
-    """Keep a result, and show it."""
     results.add(result)
     verdict = "passed" if result["passed"] else f"FAILED {result['failure'][:300]}"
     print(f"{progress}: {result['name']}: {verdict} ({result['seconds']} s)", flush=True)

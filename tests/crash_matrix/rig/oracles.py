@@ -35,7 +35,6 @@ class Wanted:
         self.orders: dict[int, tuple[str, int]] = {each["id"]: (each["customer"], each["total"]) for each in orders}
 
     def assert_once(self, where: str, ids: Sequence[int]) -> None:
-        """Each order, once."""
         seen = Counter(ids)
         missing = [each for each in self.orders if each not in seen]
         doubled = [each for each, times in seen.items() if times > 1]
@@ -88,7 +87,6 @@ class Reader(threading.Thread):
             assert self.seen.setdefault(place, row) == row, f"{self._where}: what is at {place} has changed"
 
     def end(self) -> None:
-        """Read no more."""
         self._ended.set()
         self.join()
 
@@ -106,8 +104,6 @@ class Reader(threading.Thread):
 
 
 class TopicReader:
-    """A read_committed consumer of a whole topic."""
-
     def __init__(self, servers: str, topic: str, partitions: int) -> None:
         self._consumer = Consumer(
             {
@@ -118,13 +114,11 @@ class TopicReader:
         self._consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in range(partitions)])
 
     def __call__(self) -> Iterable[Seen]:
-        """What has become visible since the last time."""
         for message in self._consumer.consume(1000, timeout=0.1):
             if message.error() is None:  # whoever ends the reader waits until it has seen all
                 yield Seen((message.partition() or 0, message.offset() or 0), values(message.value()))
 
     def close(self) -> None:
-        """Nothing more is read."""
         self._consumer.close()
 
 
@@ -143,23 +137,18 @@ def assert_ledger(postgres: PostgresServer, pipeline: str, decided: Iterable[tup
 
 
 class TableReader:
-    """Reads a whole table, in a session of its own."""
-
     def __init__(self, postgres: PostgresServer, table: str) -> None:
         self._session = psycopg.connect(postgres.dsn("postgres"), autocommit=True)
         self._statement = f"SELECT * FROM {table} ORDER BY place"
 
     def __call__(self) -> list[Seen]:
-        """In the order in which the rows came."""
         return [Seen((place,), tuple(row)) for place, *row in self._session.execute(self._statement.encode())]
 
     def close(self) -> None:
-        """Nothing more is read."""
         self._session.close()
 
 
 def values(record: bytes | None) -> Row:
-    """Of a row, as a topic has it."""
     return tuple(json.loads(record or b"null").values())
 
 

@@ -30,8 +30,6 @@ class Way:
 
 @dataclass(frozen=True)
 class Crash(Way):
-    """A process meets a failpoint."""
-
     point: str
     nth: int = 2
     """Which of the hits; some come once in the life of a process."""
@@ -44,12 +42,10 @@ class Crash(Way):
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What becomes of the process."""
         return ("kill", "stop", "raise")
 
     @property
     def in_coordinator(self) -> bool:
-        """Else in a worker."""
         return self.point.startswith("coordinator-") or self.point in COMMITTING
 
 
@@ -74,7 +70,6 @@ class Request(Way):
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What becomes of it."""
         return tuple(each.value for each in self.fates)
 
 
@@ -84,8 +79,6 @@ COORDINATOR_ID = "eo:NAME:coordinator"
 
 @dataclass(frozen=True)
 class Row:
-    """One of the table."""
-
     number: int
     fault: str
     required: str
@@ -96,8 +89,6 @@ class Row:
 
 @dataclass(frozen=True)
 class Promise:
-    """One of the page of guarantees."""
-
     text: str
     rows: tuple[int, ...] = ()
     """In whose cells it is asked for; none: in those of every row."""

@@ -15,8 +15,6 @@ from exactlyonce.testing.sink_contract import SinkContract
 
 
 class Order(msgspec.Struct):
-    """What is written."""
-
     number: int
     version: int
 

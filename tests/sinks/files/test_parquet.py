@@ -19,21 +19,16 @@ from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 def read(folder: Any, **options: Any) -> Any:
-    """All rows, as any reader sees them."""
     import pyarrow.dataset  # imports pandas, which takes a second of every process that only collects
 
     return pyarrow.dataset.dataset(folder, **options).to_table()
 
 
 class Colour(Enum):
-    """An enum of text."""
-
     RED = "red"
 
 
 class Line(NamedTuple):
-    """A record within a record."""
-
     article: str
     pieces: int
 
@@ -43,15 +38,11 @@ AnyLine: Any = Line
 
 
 class EncodedPart(TypedDict, total=False):
-    """A record of which a field may be absent."""
-
     name: str
 
 
 @dataclass
 class Everything:
-    """A field of each type."""
-
     flag: bool
     number: int
     real: float
@@ -113,8 +104,6 @@ def test_readers_see_partitions_as_columns(make_target, stage) -> None:
 
 
 class One(msgspec.Struct):
-    """A record of one field, which a test fills."""
-
     it: Any
 
 
@@ -157,8 +146,6 @@ def test_a_value_that_does_not_fit_is_the_records_fault(type_: Any, value: Any, 
 
 
 class Loop(msgspec.Struct):
-    """A record within itself."""
-
     next: Loop | None
 
 
@@ -176,12 +163,10 @@ class Loop(msgspec.Struct):
     ],
 )
 def test_types_that_parquet_cannot_hold_are_refused(type_: Any, reason: str) -> None:
-    """A type without a column is refused by the name of its field, and what to write."""
     with pytest.raises(UnsupportedType, match=reason):
         columns_of(msgspec.defstruct("Made", [("it", type_)]))
 
 
 def test_a_record_without_fields_is_refused() -> None:
-    """Parquet needs a column."""
     with pytest.raises(UnsupportedType, match=r"Made has no fields"):
         columns_of(msgspec.defstruct("Made", []))

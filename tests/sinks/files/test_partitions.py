@@ -17,8 +17,6 @@ from exactlyonce.sinks.sql.fields import fields_of
 
 
 class Shop(Enum):
-    """An enum of numbers."""
-
     NORTH = 1
 
 
@@ -68,7 +66,6 @@ def test_a_value_without_a_name_is_the_records_fault(type_: Any, value: Any, rea
 
 
 def test_groups_keep_the_order_of_rows() -> None:
-    """Rows of one folder stay in the order in which they came, and folders nest in the order of the fields."""
     record = msgspec.defstruct("Made", [("a", int), ("b", str), ("c", int)])
     fields = fields_of(record)[:2]
     records = [record(each % 2, "x", each) for each in range(6)]

@@ -21,16 +21,12 @@ from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 class Total(msgspec.Struct):
-    """A record."""
-
     customer: str
     cents: int
 
 
 @dataclass
 class Odd:
-    """A record with a field that Parquet does not have."""
-
     took: timedelta
 
 
@@ -55,7 +51,6 @@ class Odd:
     ],
 )
 def test_problems_say_what_is_wrong(options: dict[str, Any], problem: str) -> None:
-    """Each wrong option is one sentence that says how to fix it."""
     sink: FileSink[Total] = FileSink(**{"path": "/data/totals", **options})
     (found,) = sink.problems(Total)
     assert problem in found
@@ -82,8 +77,6 @@ def test_types_that_a_format_cannot_hold_are_problems(type_: Any, options: dict[
 
 
 class Tagged(msgspec.Struct, tag_field="kind", tag="tagged"):
-    """A record that says on the wire which one it is."""
-
     customer: str
     cents: int
 
@@ -100,7 +93,6 @@ def test_a_line_has_the_tag_of_its_record(make_target, stage, partition_by: tupl
 
 
 def test_a_pipeline_with_it_can_be_built() -> None:
-    """A pipeline refuses a wrong description when it is built, and describes a right one."""
     pipeline = Pipeline("totals")
     stream = pipeline.source("in", KafkaSource("totals", value=Total))
     stream.sink("out", FileSink("/data/totals", partition_by=("customer",)))
@@ -116,7 +108,6 @@ def test_a_pipeline_with_it_can_be_built() -> None:
 
 
 def test_parquet_without_pyarrow_says_what_to_install(make_target, monkeypatch) -> None:
-    """Where pyarrow is missing the first that needs it says so, and JSON lines go on."""
     real = builtins.__import__
 
     def missing(name: str, *arguments: Any) -> Any:
@@ -127,6 +118,6 @@ def test_parquet_without_pyarrow_says_what_to_install(make_target, monkeypatch) 
     monkeypatch.delitem(sys.modules, "exactlyonce.sinks.files.parquet", raising=False)
     monkeypatch.setattr(builtins, "__import__", missing)
     for use in ("committer", "open"):
-        with pytest.raises(ConfigError, match=r"pip install 'exactlyonce\[files\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'pyarrow>=18'"):
             getattr(make_target(format="parquet"), use)()
     make_target().open()

@@ -21,8 +21,6 @@ from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 class Sale(NamedTuple):
-    """A record with a field to partition by."""
-
     shop: int
     cents: int
 
@@ -33,14 +31,12 @@ def files_of(target: Any, committable: StoreCommittable) -> tuple[WaitingFile, .
 
 @pytest.fixture(params=["jsonl", "parquet"])
 def either(request, make_target):
-    """A target of either format, which is ready to be written to."""
     target = make_target(Sale, format=request.param, partition_by=("shop",), roll_bytes=1 << 12)
     target.led()
     return target
 
 
 def test_an_empty_interval_has_no_committable(target, totals, stage) -> None:
-    """A barrier without records is flushed at once, and starts no thread."""
     target.led()
     opened = target.open()
     before = threading.active_count()
@@ -67,7 +63,6 @@ def test_intervals_are_told_once_and_by_their_checkpoint(target, totals, flushed
 
 
 def test_a_file_is_rolled_by_its_size(either, stage) -> None:
-    """A file that is as large as it may be is closed, and another follows: within an interval, in the rows' order."""
     opened = either.open()
     for start in range(0, 20_000, 1_000):
         opened.writer.write(opened.encoder.encode([Sale(1, cents) for cents in range(start, start + 1_000)]))
@@ -79,7 +74,6 @@ def test_a_file_is_rolled_by_its_size(either, stage) -> None:
 
 
 def test_each_value_has_its_folder(either, stage) -> None:
-    """Rows go to the folder of their value, whose field is not in the file."""
     opened = either.open()
     committable = stage(opened, 1, [Sale(shop % 3, shop) for shop in range(30)]).staged.committable
     assert either.committer().commit(committable, 1, ORIGIN)
@@ -91,7 +85,6 @@ def test_each_value_has_its_folder(either, stage) -> None:
 
 
 def test_open_files_are_bounded(either, stage, monkeypatch) -> None:
-    """With more folders than files may be open, the one that was written to longest ago is closed."""
     monkeypatch.setattr(staging, "OPEN_MAX", 4)
     monkeypatch.setattr(staging, "HELD_BYTES_MAX", 0)
     opened = either.open()
@@ -113,8 +106,6 @@ def test_many_folders_share_what_is_held_back(either, stage, monkeypatch) -> Non
 
 
 class Text(NamedTuple):
-    """A record that may be large."""
-
     shop: int
     text: str
 
@@ -163,7 +154,6 @@ def test_many_small_parts_are_joined_before_they_are_written(make_target, monkey
 
 
 def test_what_is_held_back_is_bounded(either, stage, monkeypatch) -> None:
-    """Row groups are written early when all files together hold back too much."""
     monkeypatch.setattr(staging, "HELD_BYTES_MAX", 1_000)
     opened = either.open()
     for start in range(0, 1_000, 10):
@@ -173,7 +163,6 @@ def test_what_is_held_back_is_bounded(either, stage, monkeypatch) -> None:
 
 
 def test_a_file_is_rolled_by_its_age(make_target, totals, stage, flushed) -> None:
-    """A file that is old enough is closed when the next row comes."""
     target = make_target(roll_interval="10s")
     target.led()
     opened = target.open()
@@ -217,7 +206,6 @@ def test_a_slow_disk_shows_in_full_and_never_in_write(target, totals, monkeypatc
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_fails_the_sink(target, totals, stage, monkeypatch, code) -> None:
-    """An error of the disk stops the sink: it is told by whatever is called next, and nothing is acknowledged."""
     target.led()
     opened = target.open()
 
@@ -234,7 +222,6 @@ def test_a_disk_that_fails_fails_the_sink(target, totals, stage, monkeypatch, co
 
 
 def test_a_defect_in_the_thread_is_raised_as_it_is(target, totals, stage, monkeypatch) -> None:
-    """What stops the thread and is no error of the disk is raised in the loop."""
     target.led()
     opened = target.open()
     monkeypatch.setattr(opened.writer._files, "write", lambda parts: 1 // 0)
@@ -253,7 +240,6 @@ def test_a_folder_that_is_gone_fails_the_sink(target, totals, stage) -> None:
 
 
 def test_an_abandoned_writer_ends_its_thread(target, totals, stage) -> None:
-    """The thread ends, and what it had under way stays where no committable names it."""
     target.led()
     opened = target.open()
     opened.writer.write(opened.encoder.encode(totals(1)))
@@ -309,7 +295,6 @@ def test_at_least_once_leaves_nothing_behind(make_target, totals, stage) -> None
 
 
 def test_exactly_once_does_not_double_an_interval_that_is_written_again(target, totals, stage) -> None:
-    """What a crashed attempt has set aside is never seen, and what the next one writes is, once."""
     committer = target.led()
     stage(target.open(), 1, totals(1, 2))
     committable = stage(target.open(attempt=2), 1, totals(1, 2)).staged.committable
@@ -328,7 +313,6 @@ def test_a_committable_is_small_however_many_files_it_has(make_target, stage) ->
 
 
 def await_files(folder: Path, pattern: str) -> None:
-    """Until there is a file of that name."""
     deadline = time.monotonic() + LIMIT_S
     while not list(folder.glob(pattern)):
         assert time.monotonic() < deadline, f"nothing is at {folder / pattern}"

@@ -1,15 +1,53 @@
-"""The settings of the producers of a sink."""
+"""The producers of a sink: their settings, and what is left of a dropped one."""
 
 from __future__ import annotations
 
+import gc
+import os
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from exactlyonce.sinks.kafka import producers
-from exactlyonce.sinks.kafka.producers import TRANSACTION_LINGER_MS, KafkaProducers
+from exactlyonce.sinks.kafka.producers import TRANSACTION_LINGER_MS, KafkaProducers, Transaction
+from exactlyonce.testing.cluster import KafkaCluster
+
+
+class NoProducer:
+    def init_transactions(self, timeout_s: float) -> None: ...
+    def begin_transaction(self) -> None: ...
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("transactional_id", ["t", None])
+def test_a_dropped_producer_is_freed_at_once(
+    kafka: KafkaCluster, topic_name: str, no_collector: None, transactional_id: str | None
+) -> None:
+    """Its threads and descriptors do not wait for Python's collector, which may come after a thousand of them."""
+    kafka.create_topic(topic_name)
+    settings = {"bootstrap.servers": kafka.bootstrap_servers}
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(os.getpid).result()
+        producers_of_sink = KafkaProducers(topic_name, settings, 60_000, executor)
+        name = transactional_id and f"{topic_name}-{transactional_id}"
+        transaction = Transaction("", producers_of_sink.make(name, lambda *_: None).result())
+        transaction.producer.produce(topic_name, b"1", None)
+        producers_of_sink.flush(transaction.producer).result()
+        dropped = weakref.ref(transaction.producer)
+        producers_of_sink.drop(transaction)
+        executor.submit(os.getpid).result()
+        assert dropped() is None
 
 
 def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +57,7 @@ def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def make(settings: dict[str, Any]) -> Any:
         made.append(settings)
-        return SimpleNamespace(init_transactions=lambda timeout_s: None, begin_transaction=lambda: None)
+        return NoProducer()
 
     def failed(reason: str, kind: Any = None) -> None:
         raise AssertionError(reason)

@@ -196,7 +196,6 @@ def test_a_transactional_id_that_is_taken_away(guarded: OwnCluster, topic_name: 
 
 
 def deny(cluster: OwnCluster, kind: ResourceType, name: str) -> None:
-    """Writing, to anybody."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     everybody = ("User:*", "*", AclOperation.WRITE, AclPermissionType.DENY)
     denied = AclBinding(kind, name, ResourcePatternType.LITERAL, *everybody)
@@ -220,12 +219,12 @@ def produced(cluster: OwnCluster, topic: str, transactional_id: str = "") -> str
     return said[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(but=["True"])
 @pytest.mark.parametrize("barrier", [False, True])
-def test_a_broker_that_takes_nothing(stoppable: OwnCluster, topic_name: str, writer_at: Make, barrier: bool) -> None:
+def test_a_broker_that_takes_nothing(guarded: OwnCluster, topic_name: str, writer_at: Make, barrier: bool) -> None:
     """While the broker hangs, records of a megabyte fill no more than the bounds, before a barrier and behind one; then
     all of them are flushed."""
-    cluster = stoppable
+    cluster = guarded
     cluster.create_topic(topic_name, max_message_bytes=2 * MEGABYTE)
     writer = writer_at(cluster, topic_name, {"message.max.bytes": 2 * MEGABYTE})
     pid = cluster.broker.status().pid
@@ -248,6 +247,5 @@ def test_a_broker_that_takes_nothing(stoppable: OwnCluster, topic_name: str, wri
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -25,8 +25,7 @@ class TestAppend(OnMariaDB):
     """Rows are added."""
 
 
+@pytest.mark.exhaustive
 class TestUpsert(OnMariaDB):
-    """A row replaces the one with its key."""
-
     mode = "upsert"
     keyed = True

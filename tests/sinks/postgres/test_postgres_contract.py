@@ -37,8 +37,7 @@ class TestAppend(OnOneDatabase):
     """Rows are added."""
 
 
+@pytest.mark.exhaustive
 class TestUpsert(OnOneDatabase):
-    """A row replaces the one with its key."""
-
     mode = "upsert"
     keyed = True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from held_chunks import Held
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
 from statement_proxy import Fate, StatementProxy
 from table_keys import key_of
@@ -14,12 +16,12 @@ from table_keys import key_of
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
+from exactlyonce.testing.cluster import LIMIT_S
 
 COMMIT = "COMMIT\0"
 """As it comes over the connection."""
 QUICK = Limits(answer=30, lock=0.3, grace=0.3)
 """Locks are given up soon."""
-WAIT_S = 60
 
 
 @pytest.fixture
@@ -54,42 +56,20 @@ def test_a_late_commit_meets_a_fence(database: Database, proxy: StatementProxy) 
     assert database.totals() == [("ann", 1)]
 
 
-class Stopped:
-    """Chunks whose reader stops in the middle, until it is let go on."""
-
-    def __init__(self, waiting: list[bytes]) -> None:
-        self._waiting = waiting
-        self.reached, self.go_on = threading.Event(), threading.Event()
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self._waiting[0]
-        self.reached.set()
-        assert self.go_on.wait(WAIT_S)
-        yield from self._waiting[1:]
-
-
 class Applying:
-    """An apply in a thread of its own, which has stopped in the middle of its COPY."""
+    """An apply beside the test, which has stopped in the middle of its COPY."""
 
     def __init__(self, store: PostgresStore, waiting: list[bytes], checkpoint: int, **names: Any) -> None:
-        self.chunks = Stopped(waiting)
-        self._outcome: Any = None
-        self._thread = threading.Thread(target=self._run, args=(store, entry(checkpoint, **names)), daemon=True)
-        self._thread.start()
-        assert self.chunks.reached.wait(WAIT_S)
-
-    def _run(self, store: PostgresStore, row: Any) -> None:
-        try:
-            self._outcome = store.apply(self.chunks, row)
-        except Exception as error:
-            self._outcome = error
+        self.chunks = Held(waiting)
+        self._pool = ThreadPoolExecutor(1)
+        self._applied = self._pool.submit(store.apply, self.chunks, entry(checkpoint, **names))
+        assert self.chunks.reached.wait(LIMIT_S)
 
     def ended(self) -> Any:
         """Let it go on; -> what it returned or raised."""
-        self.chunks.go_on.set()
-        self._thread.join(WAIT_S)
-        assert not self._thread.is_alive()
-        return self._outcome
+        self.chunks.goes_on.set()
+        with self._pool:
+            return self._applied.exception() or self._applied.result()
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert", "delete"])
@@ -97,7 +77,7 @@ def test_a_zombie_in_the_middle_of_its_copy(database: Database, mode: str) -> No
     """A fence does not wait without end for an apply of an older incarnation that stands still: its session is ended,
     its rows are gone, and it learns that it is fenced."""
     zombie = database.ready(mode=mode, key=key_of(mode))
-    waiting = chunks(zombie, [Total(f"c{number}", number) for number in range(3000)])
+    waiting = chunks(zombie, [Total(f"c{number}", number) for number in range(1000)])
     applying = Applying(zombie, waiting, 1)
     new = database.store(limits=Limits(grace=0.3), mode=mode, key=key_of(mode))
     assert new.fence("p", "s", 2, ORIGIN) == {}
@@ -105,15 +85,15 @@ def test_a_zombie_in_the_middle_of_its_copy(database: Database, mode: str) -> No
     assert isinstance(applying.ended(), StoreUnavailable)
     with pytest.raises(Fenced):
         zombie.apply(waiting, entry(1))
-    assert len(database.totals()) == (0 if mode == "delete" else 3000)
+    assert len(database.totals()) == (0 if mode == "delete" else 1000)
 
 
 def test_an_apply_that_is_under_way_is_waited_for(database: Database) -> None:
     """A fence lets an apply end that goes on, and then counts it."""
     old = database.ready()
     applying = Applying(old, chunks(old, [Total("ann", 1), Total("bob", 2)], rows=1), 1)
-    threading.Timer(0.5, applying.chunks.go_on.set).start()
-    assert database.store().fence("p", "s", 2, ORIGIN) == {0: 1}
+    threading.Timer(0.5, applying.chunks.goes_on.set).start()
+    assert database.store(limits=Limits(grace=LIMIT_S)).fence("p", "s", 2, ORIGIN) == {0: 1}
     assert applying.ended() is True
     assert len(database.totals()) == 2
 
@@ -146,7 +126,8 @@ def test_two_that_fence_at_once(database: Database) -> None:
 
     def begin(incarnation: int) -> None:
         try:
-            outcomes[incarnation] = database.store().fence("p", "s", incarnation, ORIGIN)
+            store = database.store(limits=Limits(lock=LIMIT_S, grace=LIMIT_S))
+            outcomes[incarnation] = store.fence("p", "s", incarnation, ORIGIN)
         except Exception as error:
             outcomes[incarnation] = error
 
@@ -154,7 +135,7 @@ def test_two_that_fence_at_once(database: Database) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(LIMIT_S)
     assert outcomes[8] == {}
     assert all(outcome == {} or isinstance(outcome, Fenced) for outcome in outcomes.values())
     assert database.ledger() == {-1: (0, 8)}
@@ -176,7 +157,7 @@ def test_two_that_begin_at_once(database: Database) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(LIMIT_S)
     assert failed == []
     assert len(database.ledger()) == 1
     assert database.execute("SELECT count(*) FROM exactlyonce_ledger") == [(8,)]

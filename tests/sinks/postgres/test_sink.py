@@ -13,14 +13,11 @@ from exactlyonce.sinks import PostgresSink
 
 
 class Total(msgspec.Struct):
-    """A row."""
-
     customer: str
     cents: int | None
 
 
 def made(table: str = "totals", **arguments: Any) -> PostgresSink[Any]:
-    """A sink with a connection string."""
     return PostgresSink(table, **{"dsn": "env:DSN", **arguments})
 
 
@@ -62,7 +59,6 @@ def test_what_is_wrong_is_a_sentence(arguments: dict[str, Any], text: str) -> No
 
 
 def test_a_type_that_is_no_row_is_a_problem() -> None:
-    """What has no fields is told at once."""
     assert "has no fields to be columns" in next(made().problems(int))
 
 

@@ -35,7 +35,6 @@ def killed_at(job: PreparedJob, folder: Path, failpoint: str, *more: str) -> Non
 
 
 def pipeline(job: PreparedJob, *more: str) -> tuple[str, ...]:
-    """How commands name it."""
     parameters = ("--param", f"name={job.name}", "--param", f"store={job.preparing.name}", *more)
     return ("prepared_totals:totals", *parameters, "--bootstrap-servers", job.kafka.bootstrap_servers)
 
@@ -54,7 +53,6 @@ def problems(job: PreparedJob) -> list[Diagnosis]:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    """What a command says, as data."""
     capsys.readouterr()
     assert main([*arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)

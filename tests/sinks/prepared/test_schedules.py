@@ -58,7 +58,6 @@ def test_several_intervals_wait_at_once(preparing: Preparing) -> None:
 
 
 def test_an_interval_without_rows(preparing: Preparing) -> None:
-    """It has no transaction."""
     writer = preparing.writer(1)
     writer.barrier(1)
     flushed = writer.take_flushed(1)
@@ -265,7 +264,7 @@ def test_the_server_is_killed_with_prepared_transactions(preparing: Preparing) -
         committer.commit(second, 1, ORIGIN)
 
 
-@pytest.mark.exhaustive(matrix=True, but=["mariadb"])
+@pytest.mark.exhaustive(matrix=True, in_all=["mariadb"])
 def test_fifty_incarnations_that_crash(preparing: Preparing) -> None:
     """Whatever each has prepared, and nobody decided, is gone after the next one's start."""
     for incarnation in range(1, 51):

@@ -54,7 +54,6 @@ of_mariadb = pytest.mark.parametrize("preparing", ["mariadb"], indirect=True)
 
 @pytest.fixture
 def mariadb(preparing: Preparing) -> PreparingMariaDB:
-    """MariaDB alone."""
     assert isinstance(preparing, PreparingMariaDB)
     return preparing
 

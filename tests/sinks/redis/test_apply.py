@@ -80,7 +80,6 @@ def test_streams_get_an_entry_for_each_record(server: RedisServer) -> None:
 
 
 def test_a_stream_with_a_codec_has_one_field(server: RedisServer) -> None:
-    """It is called value."""
     store = begun(store_of(server.url, kind="stream", value=AvroCodec(Total), key=lambda _: "totals"))
     store.apply(chunks_of(store, [ann]), entry(1))
     client: Any = redis.Redis(port=server.port)

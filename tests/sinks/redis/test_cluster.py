@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -28,13 +29,13 @@ def gather(*servers: RedisServer) -> None:
         server.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         server.client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port, servers[0].bus_port)
     for server in servers:
-        while "cluster_state:ok" not in str(server.client.execute_command("CLUSTER", "INFO")):
-            pass
+        client = server.client
+        while "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
+            time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A cluster of one server."""
     skip_without_a_server()
     server = RedisServer(tmp_path_factory.mktemp("cluster"), **{"cluster-enabled": "yes"})
     gather(server)
@@ -43,7 +44,6 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 def test_a_cluster_asks_for_a_hash_tag(node: RedisServer) -> None:
-    """The check says how to give one."""
     with pytest.raises(StoreError, match=r'hash_tag="totals", and let key= begin every key with \{totals\}'):
         store_of(node.url).check()
 

@@ -16,7 +16,6 @@ Own = Callable[..., RedisServer]
 
 
 def test_rows_and_ledger_are_one_transaction_of_the_log(own_server: Own) -> None:
-    """Between MULTI and EXEC."""
     server = own_server()
     store = begun(store_of(server.url))
     store.apply(chunks_of(store, totals(3)), entry(1))

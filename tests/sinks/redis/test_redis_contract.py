@@ -21,8 +21,6 @@ class Counted(msgspec.Struct):
 
 
 class OnRedis(StoreContract):
-    """What both have in common."""
-
     type = Counted
     awkward = (Counted(1, 2, 'line\nfeed, "quoted" \\ \0 é'), Counted(2, -(2**63), ""))
     server: RedisServer
@@ -52,8 +50,6 @@ class OnRedis(StoreContract):
 
 
 class TestStream(OnRedis):
-    """Rows keep their order."""
-
     ordered = True
 
     def sink(self) -> Any:
@@ -64,9 +60,8 @@ class TestStream(OnRedis):
         return [Counted(int(r["number"]), int(r["version"]), r["note"]) for _, r in rows]
 
 
+@pytest.mark.exhaustive
 class TestStrings(OnRedis):
-    """A row replaces the one with its key."""
-
     keyed = True
 
     def sink(self) -> Any:

@@ -100,7 +100,6 @@ class Tuple(NamedTuple):
 
 @pytest.mark.parametrize("record", [Plain(1), Tuple(1), {"a": 1}], ids=str)
 def test_records_of_all_kinds_have_fields(record: Any) -> None:
-    """Dataclasses, named tuples, dicts."""
     type_ = dict[str, int] if isinstance(record, dict) else type(record)
     assert arguments_of(type_, record, kind="hash") == [b"2", b"a", b"1", b"0"]
 

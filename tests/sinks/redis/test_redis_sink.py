@@ -42,7 +42,6 @@ def problems(type_: Any = Total, url: str = "env:CACHE", **options: Any) -> list
     ids=lambda options: ",".join(options) or "nothing",
 )
 def test_what_is_right_has_no_problem(options: dict[str, Any]) -> None:
-    """All kinds, all ways to name a server."""
     assert problems(**options) == []
 
 
@@ -88,7 +87,6 @@ def test_what_is_wrong_is_said(options: dict[str, Any], problem: str) -> None:
 
 
 def test_it_tells_no_secret() -> None:
-    """Neither its repr, nor what it is."""
     sink = RedisSink(URL, key=key_of)
     assert "c4nary" not in repr(sink) + str(sink.describe(Total)) + str(vars(sink.store(Total).encoder()))
 
@@ -107,7 +105,6 @@ def test_what_it_is() -> None:
 
 
 def test_a_pipeline_takes_it() -> None:
-    """Its problems are those of the graph."""
     pipeline = Pipeline("shop")
     totals = pipeline.source("orders", KafkaSource("orders", value=Total))
     totals.sink("cache", RedisSink("env:CACHE", key=key_of, kind="hash"))

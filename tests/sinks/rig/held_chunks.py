@@ -24,7 +24,6 @@ class Held:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for a state."""
     end = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < end

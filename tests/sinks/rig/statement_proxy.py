@@ -11,8 +11,6 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 
 class Fate(Enum):
-    """What becomes of the statement."""
-
     ANSWER_LOST = "the server gets it; the client is cut off before the answer"
     LATE = "the client is cut off; the server gets it when it is released"
     NEVER = "both are cut off before it"
@@ -43,7 +41,6 @@ class StatementProxy:
         assert self._landed.wait(LIMIT_S)
 
     def close(self) -> None:
-        """Accept nobody any more."""
         self._released.set()
         self._listening.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -30,8 +30,6 @@ class Server(Protocol):
 
 
 class Counted(msgspec.Struct):
-    """A row."""
-
     number: int
     version: int
     note: str = ""
@@ -46,7 +44,6 @@ class OnTable(StoreContract):
     server: Server
 
     def table_sink(self, **options: Any) -> Sink[Any]:
-        """That of the server's kind."""
         raise NotImplementedError
 
     def sink(self) -> Any:
@@ -80,8 +77,6 @@ class OnTable(StoreContract):
 
 
 class OnPostgres(OnTable):
-    """A table of PostgreSQL."""
-
     misfits = (Counted(1, 2**63), Counted(1, 1, "\0"))
 
     def table_sink(self, **options: Any) -> Sink[Any]:
@@ -98,8 +93,6 @@ class OnPostgres(OnTable):
 
 
 class OnMySQL(OnTable):
-    """A table of MySQL or MariaDB."""
-
     misfits = (Counted(1, 2**63),)
 
     def table_sink(self, **options: Any) -> Sink[Any]:
@@ -108,7 +101,8 @@ class OnMySQL(OnTable):
     def cut(self) -> None:
         shown = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db = DATABASE()"
         for (each,) in self.server.sql(shown):
-            self.server.sql(f"KILL {each}")
+            with suppress(Exception):  # it has ended by itself meanwhile, which each driver says in its own way
+                self.server.sql(f"KILL {each}")
 
     def clean_up(self) -> None:
         self.server.sql("OPTIMIZE TABLE counted, exactlyonce_ledger")

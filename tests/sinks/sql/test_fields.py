@@ -22,27 +22,19 @@ from exactlyonce.sinks.sql.table import TableColumn, column_problems, descriptio
 
 
 class Size(Enum):
-    """Text as an enum."""
-
     SMALL = "s"
     LARGE = "l"
 
 
 class Level(IntEnum):
-    """A number as an enum."""
-
     LOW = 1
 
 
 class Inner(msgspec.Struct):
-    """A record in a record."""
-
     a: int
 
 
 class Wide(msgspec.Struct, rename="camel"):
-    """One field of each kind."""
-
     bool_: bool
     an_int: Annotated[int, msgspec.Meta(ge=0)]
     a_float: float
@@ -71,29 +63,22 @@ class Empty(msgspec.Struct):
 
 
 class Named(NamedTuple):
-    """A tuple with names."""
-
     a: int
     b: str | None = None
 
 
 @dataclasses.dataclass
 class Data:
-    """A dataclass."""
-
     a: int
     b: str | None = None
 
 
 class Typed(TypedDict):
-    """A dict with known keys."""
-
     a: int
     b: NotRequired[str]
 
 
 def field(type_: Any, name: str) -> RowField:
-    """The field of that name."""
     return next(each for each in fields_of(type_) if each.name == name)
 
 

@@ -24,8 +24,6 @@ from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX
 
 
 class Topic:
-    """Where blocks lie; a test says when they have arrived."""
-
     def __init__(self) -> None:
         self.sent: list[tuple[str, int, bytes]] = []
         self.tickets: list[Ticket] = []
@@ -41,13 +39,11 @@ class Topic:
         return self.tickets[-1]
 
     def arrive(self) -> None:
-        """All that was sent is durable."""
         for offset in range(self.arrived, len(self.sent)):
             self.tickets[offset].written(1, offset)
         self.arrived = len(self.sent)
 
     def body(self, ref: BlockRef) -> bytes:
-        """The block that *ref* names."""
         body = self.sent[ref.offset][2]
         assert (ref.size, ref.sha256) == (len(body), hashlib.sha256(body).digest())
         return body
@@ -86,7 +82,6 @@ def test_an_interval_is_its_rows_in_order() -> None:
 
 
 def test_an_interval_without_rows_has_nothing_to_commit() -> None:
-    """No block, no committable."""
     made, topic = writer()
     made.barrier(1)
     assert made.poll()
@@ -132,7 +127,6 @@ def test_many_blocks_are_listed_in_an_index() -> None:
 
 
 def test_a_writer_is_full_while_many_blocks_are_on_their_way() -> None:
-    """And has room again once they have arrived, with no barrier."""
     made, topic = writer()
     for _ in range(BLOCKS_PENDING_MAX + 2):
         made.write([b"x" * CHUNK_SIZE])

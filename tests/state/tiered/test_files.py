@@ -119,7 +119,6 @@ def test_files_of_another_checkpoint(process: Process, blocks: StateBlocks) -> N
 
 
 def test_what_no_checkpoint_needs_is_deleted(process: Process, tmp_path: Path) -> None:
-    """Once a newer checkpoint is a base, older files go; those of the base stay."""
     subtasks, _ = run(process)
     for checkpoint in (2, 3, 4):
         subtasks.put({checkpoint: checkpoint})
@@ -172,7 +171,6 @@ def test_files_that_were_deleted_in_part(gone: str, process: Process, blocks: St
 
 
 def test_files_that_were_copied_in_part(process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
-    """Files that were cut off are not taken."""
     _, indexes = run(process)
     (saved,) = (tmp_path / OPERATOR / "0-7").glob("saved-*")
     (manifest,) = saved.glob("MANIFEST*")
@@ -193,7 +191,6 @@ def test_another_type(process: Process, blocks: StateBlocks) -> None:
 
 
 def test_other_parallelism(process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
-    """After rescaling the blocks are read, and files of the old shares are deleted."""
     subtasks, indexes = run(process)
     subtasks.backend.close()
     for parallelism in (2, 1):
@@ -269,7 +266,6 @@ def test_what_operators_of_before_have_left(process: Process, tmp_path: Path) ->
 
 
 def test_a_clean_end(process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
-    """What was at work is deleted at a clean end; what belongs to a checkpoint is taken by the next run."""
     subtasks, indexes = run(process)
     subtasks.backend.close()
     assert (folders(tmp_path, "work-"), len(folders(tmp_path, "saved-"))) == ([], 1)
@@ -313,5 +309,5 @@ def test_an_extra_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Without the extra the error is the command that installs it."""
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     monkeypatch.delitem(sys.modules, "exactlyonce.state.tiered.memory", raising=False)
-    with pytest.raises(ExactlyOnceError, match=r"pip install 'exactlyonce\[rocksdb\]'"):
+    with pytest.raises(ExactlyOnceError, match=r"pip install 'rocksdict>=0.3.29'"):
         RocksDBBackend(tmp_path, 1 << 20)

@@ -25,8 +25,6 @@ BUDGET = 4 << 20
 
 @pytest.fixture
 def process(tmp_path: Path, blocks: StateBlocks) -> Process:
-    """The subtasks of a new process of this machine, with a budget of `BUDGET`."""
-
     def begin(type_: Any = int, **more: Any) -> Subtasks:
         return Subtasks(RocksDBBackend(tmp_path, BUDGET), blocks, type_, **more)
 

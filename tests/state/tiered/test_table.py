@@ -50,7 +50,6 @@ def groups_read(blocks: StateBlocks, indexes: list[bytes]) -> set[int]:
 
 
 def test_state_is_read_when_a_record_wants_it(process: Process, blocks: StateBlocks) -> None:
-    """At first nothing is read; a record makes its key group be read, once."""
     indexes = written(process)
     blocks.read.clear()
     after = process(indexes=indexes, checkpoint=1)
@@ -224,8 +223,6 @@ def test_saving_is_waited_for_by_what_would_change_it(process: Process, monkeypa
 
 
 class Cart(msgspec.Struct):
-    """A state that changes in place."""
-
     items: list[int]
 
 
@@ -250,7 +247,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_any_history(steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None) -> None:
     """Records, checkpoints that complete or are aborted half-way, restarts with files or without, in any order: the
@@ -298,7 +295,7 @@ WHILE_RECORDS_COME = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=WHILE_RECORDS_COME)
 def test_checkpoints_while_records_come(
     steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None
@@ -392,7 +389,6 @@ def test_a_savepoint_that_is_settled_before_an_older_checkpoint_is_encoded(
 
 
 def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is held in memory stays within the limits, with barriers or without; what was used of late is in it."""
     subtasks = process()
     table: Any = subtasks.tables[0]
     assert isinstance(table, TieredTable)

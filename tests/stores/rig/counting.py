@@ -16,8 +16,6 @@ Fed = Sequence[tuple[str, str]]
 
 
 class Count(NamedTuple):
-    """Of one target."""
-
     rows: int
     missing: int
     doubled: int
@@ -25,7 +23,6 @@ class Count(NamedTuple):
 
 
 def count(ids: Iterable[int], wanted: Mapping[int, object]) -> Count:
-    """Each of *wanted* is to come once."""
     seen = Counter(ids)
     return Count(
         rows=seen.total(),
@@ -36,7 +33,6 @@ def count(ids: Iterable[int], wanted: Mapping[int, object]) -> Count:
 
 
 def exact(rows: int) -> Count:
-    """What all is well is."""
     return Count(rows, 0, 0, 0)
 
 

@@ -22,8 +22,6 @@ CUSTOMERS = 43
 
 
 class Job:
-    """`together:together`, or another *target*, with the topics, tables and keys of one test."""
-
     def __init__(self, servers: Servers, kafka: KafkaCluster, name: str, run: Callable[..., Run], folder: Path) -> None:
         self.servers, self.kafka, self.name, self.folder = servers, kafka, name, folder
         self.target: tuple[str, ...] = ("together:together",)
@@ -32,18 +30,15 @@ class Job:
         self._run = run
 
     def make(self) -> None:
-        """The input and the tables."""
         self.kafka.create_topic(f"{self.name}-in", 3)
         self.servers.make_tables(self.name)
 
     def feed(self, number: int = 2000) -> None:
-        """More orders."""
         more = orders(number, customers=CUSTOMERS, first=len(self.fed))
         self.kafka.produce(f"{self.name}-in", more)
         self.fed += more
 
     def run(self, *arguments: str, interval: tuple[str, ...] = QUICK, **options: Any) -> Run:
-        """Begin an incarnation."""
         self.incarnations.append(
             self._run(*self.target, "--param", f"name={self.name}", *interval, *arguments, **options)
         )
@@ -64,7 +59,6 @@ class Job:
         return incarnation
 
     def finish(self, *arguments: str) -> Run:
-        """Run to the end of what was fed."""
         incarnation = self.run("--until", "latest", *arguments)
         assert incarnation.wait() == 0, incarnation.said
         return incarnation
@@ -114,7 +108,6 @@ def records_of(kafka: KafkaCluster, topic: str) -> Iterator[bytes]:
 
 
 def stop(incarnation: Run) -> None:
-    """Let it end cleanly; it has restarted nothing."""
     incarnation.process.terminate()
     assert incarnation.wait() == 0, incarnation.said
     assert "restarting" not in incarnation.said
@@ -133,6 +126,5 @@ class Feed(threading.Thread):
             self._job.feed(self._number)
 
     def end(self) -> None:
-        """No more."""
         self._ended.set()
         self.join()

@@ -27,16 +27,12 @@ FORMATS = ("jsonl", "parquet")
 
 
 class Row(NamedTuple):
-    """A running total as a store has it."""
-
     id: int
     customer: str
     sum: int
 
 
 class Servers:
-    """One of each, running."""
-
     def __init__(self, folder: Path) -> None:
         require_mariadb()
         skip_without_a_server()
@@ -53,7 +49,6 @@ class Servers:
         self.redis = RedisServer(folder, aclfile=str(folder / "users"))
 
     def remove(self) -> None:
-        """End them."""
         self.postgres.remove()
         self.mariadb.remove()
         self.redis.kill()
@@ -80,7 +75,6 @@ class Servers:
         self.sql(store, f"CREATE TABLE {target} (place {number} PRIMARY KEY, {columns})")
 
     def sql(self, store: str, statement: str) -> list[tuple[Any, ...]]:
-        """The rows of a statement, as the owner."""
         if store == "postgres":
             return self.postgres.execute(statement, database=DATABASE)
         return self.mariadb.sql(statement)
@@ -93,7 +87,6 @@ class Servers:
         return [Row(*row) for row in self.sql(store, f"SELECT id, customer, sum FROM {target} ORDER BY place")]
 
     def upserted(self, store: str, name: str) -> list[Row]:
-        """One for each customer."""
         if store == "redis":
             client = self.redis.client
             keys = [key for key in client.scan_iter(f"{name}:*", count=1000) if key != f"{name}:totals"]
@@ -112,20 +105,16 @@ class Servers:
         return [Row(each["id"], each["customer"], each["sum"]) for each in found]
 
     def kill(self, store: str) -> None:
-        """SIGKILL."""
         {"postgres": self.postgres.kill, "mariadb": self.mariadb.kill, "redis": self.redis.kill}[store]()
 
     def start(self, store: str) -> None:
-        """Again, on the same data."""
         {"postgres": self.postgres.start, "mariadb": self.mariadb.start, "redis": self.redis.start}[store]()
 
     def pause(self, store: str) -> None:
-        """SIGSTOP."""
         {"postgres": self.postgres.pause, "mariadb": self.mariadb.pause, "redis": self.redis.pause}[store]()
 
     def go_on(self, store: str) -> None:
-        """SIGCONT."""
-        {"postgres": self.postgres.go_on, "mariadb": self.mariadb.go_on, "redis": self.redis.resume}[store]()
+        {"postgres": self.postgres.go_on, "mariadb": self.mariadb.go_on, "redis": self.redis.go_on}[store]()
 
 
 def is_shown(path: Path) -> bool:

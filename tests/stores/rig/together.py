@@ -52,7 +52,6 @@ def together(name: str, folder: str = "") -> Pipeline:
 
 
 def file_sink(name: str, format: str, **options: Any) -> FileSink[Total]:
-    """A folder of the pipeline *name*."""
     return FileSink(folder_of(os.environ[FILES], name, format), format=format, **options)
 
 
@@ -74,7 +73,6 @@ def weaker(name: str, delivery: Any) -> Pipeline:
 
 
 def table_sink(store: str, target: str, **options: Any) -> Sink[Total]:
-    """A table of either server."""
     if store == "postgres":
         return PostgresSink(target, dsn=f"env:{POSTGRES}", **options)
     return MySQLSink(target, dsn=f"env:{MARIADB}", **options)

@@ -124,10 +124,8 @@ def lived_through(schedule: Schedule, make: Make = Network) -> Network:
 
 
 def under(discipline: type[Discipline], algorithm: type[ChandyLamport] = ChandyLamport) -> Make:
-    """Networks of a discipline."""
     return lambda graph: Network(graph, discipline, algorithm)
 
 
 def violations(schedule: Schedule, network: Network) -> list[Violation]:
-    """All that is wrong with the snapshots."""
     return [each for snapshot in schedule.snapshots for each in network.history.violations(network.cut(snapshot))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import sys
 import threading
@@ -14,28 +13,21 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from in_files import FileStorageContract
 
-from exactlyonce.checkpoint.records.encoding import Block, BlockKey
-from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.store.files.local import LocalFolder
-from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, file_name, name_of, reference
 from exactlyonce.checkpoint.store.files.opening import file_storage, folder_of
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.checkpoint.store.files.writer import FileBlocks
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
-from exactlyonce.testing.storage_contract import BlockStorageContract
 
 INNER = "totals/topic-1"
 
 
-class TestLocalFolder(BlockStorageContract):
-    """A folder keeps the contract."""
-
-    beginning = (0,) * 5
-    ordered = False
-
+class TestLocalFolder(FileStorageContract):
     @pytest.fixture(autouse=True)
     def _root(self, tmp_path: Path) -> None:
         self.root = tmp_path / "checkpoints"
@@ -44,21 +36,14 @@ class TestLocalFolder(BlockStorageContract):
     def storage(self) -> FileStorage:
         return FileStorage(LocalFolder(self.root, INNER), away_timeout_s=0.5)
 
-    def laid(self, key: str, value: bytes) -> tuple[int, int]:
-        """Under every name that some reference of it may have: that of these bytes, and of the bytes that were cut."""
-        parsed = BlockKey.parse(key)
-        assert parsed is not None
-        folder = self.root / INNER
-        digests = {found.sha256 for each in folder.iterdir() if (found := reference(each.name, 0)) is not None}
-        for digest in {*digests, hashlib.sha256(value).digest()}:
-            (folder / file_name(parsed, digest)).write_bytes(value)
-        return PARTITION, OFFSET
+    def names(self) -> list[str]:
+        return [each.name for each in (self.root / INNER).iterdir()]
 
-    def lost(self, ref: BlockRef) -> BlockRef:
-        name = name_of(ref)
-        assert name is not None
+    def put_file(self, name: str, content: bytes) -> None:
+        (self.root / INNER / name).write_bytes(content)
+
+    def delete_file(self, name: str) -> None:
         (self.root / INNER / name).unlink()
-        return ref
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -100,7 +85,6 @@ def test_a_full_disk(small_disk: Path) -> None:
 
 
 def fenced() -> NoReturn:
-    """What a heartbeat may find."""
     raise Fenced("A newer instance took over.")
 
 
@@ -192,7 +176,6 @@ def test_what_a_folder_is_for(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
-    """It is refused, with who needs which right."""
     (tmp_path / INNER).parent.mkdir()
     (tmp_path / INNER).write_text("a file where a folder is needed")
     with pytest.raises(ConfigError, match=r"refuses: .*Give user \d+ the right to write there, or name another one"):
@@ -200,7 +183,6 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 
 def test_removing_the_folder(tmp_path: Path) -> None:
-    """What is erased leaves no empty folders of this pipeline, and touches no other's."""
     storage = FileStorage(LocalFolder(tmp_path, INNER))
     storage.check()
     (tmp_path / "others" / "topic-1").mkdir(parents=True)

@@ -18,8 +18,6 @@ ORIGIN = "topic-1"
 
 
 class Total(msgspec.Struct, frozen=True):
-    """A row."""
-
     customer: str
     cents: int
 
@@ -46,6 +44,8 @@ class Database:
         schemas = self.execute("SELECT quote_ident(nspname) FROM pg_namespace WHERE nspname !~ '^(pg_|information_)'")
         for (schema,) in schemas:
             self.execute(f"DROP SCHEMA {schema} CASCADE")
+        for (publication,) in self.execute("SELECT quote_ident(pubname) FROM pg_publication"):
+            self.execute(f"DROP PUBLICATION {publication}")
         self.execute("CREATE SCHEMA public")
 
     def use(self, dsn: str) -> None:
@@ -72,7 +72,6 @@ class Database:
         return store
 
     def totals(self) -> list[tuple[Any, ...]]:
-        """The rows of the table, in order."""
         return self.execute("SELECT customer, cents FROM totals ORDER BY 1, 2")
 
     def ledger(self) -> dict[int, tuple[int, int]]:
@@ -81,7 +80,6 @@ class Database:
         return {subtask: (checkpoint, incarnation) for subtask, checkpoint, incarnation in rows}
 
     def close(self) -> None:
-        """Close the stores."""
         for store in self._stores:
             store.close()
 
@@ -89,7 +87,6 @@ class Database:
 def entry(
     checkpoint: int, incarnation: int = 1, subtask: int = 0, pipeline: str = "p", sink: str = "s", previous: int = 0
 ) -> LedgerEntry:
-    """A row of the ledger."""
     return LedgerEntry(
         pipeline=pipeline,
         sink=sink,

@@ -32,8 +32,6 @@ XAER_NOTA = 1397
 
 
 class Total(msgspec.Struct, frozen=True):
-    """A row."""
-
     customer: str
     cents: int
 
@@ -87,13 +85,11 @@ class Preparing(ABC):
         """SIGKILL to the server, and start it again."""
 
     def proxy(self) -> StatementProxy:
-        """One before the server."""
         made = StatementProxy(self.port)
         self._opened.append(made)
         return made
 
     def store(self) -> PreparingStore:
-        """A connection."""
         made = self.sink().preparing_store(Total)
         self._opened.append(made)
         return made
@@ -114,7 +110,6 @@ class Preparing(ABC):
         return committer
 
     def writer(self, incarnation: int, attempt: int = 0, subtask: int = 0) -> PreparedWriter:
-        """Of one subtask."""
         context: Any = SimpleNamespace(
             pipeline="p", sink="s", subtask=subtask, incarnation=incarnation, attempt=attempt,
             clients=SimpleNamespace(clock=SystemClock()),
@@ -133,17 +128,14 @@ class Preparing(ABC):
         return msgspec.structs.replace(flushed.staged.committable, previous=previous)
 
     def write(self, writer: PreparedWriter, *customers: str) -> None:
-        """Write rows."""
         if self._encoder is None:
             self._encoder = self.store().encoder()
         writer.write(self._encoder.encode([Total(customer, 1) for customer in customers]))
 
     def rows(self) -> list[str]:
-        """The customers of the table, in order."""
         return [customer for (customer,) in self.sql("SELECT customer FROM totals ORDER BY customer")]
 
     def ledger(self) -> dict[int, int]:
-        """The checkpoint of each subtask."""
         return dict(self.sql("SELECT subtask, checkpoint FROM exactlyonce_ledger WHERE subtask >= 0"))
 
     def left(self) -> list[str]:
@@ -159,8 +151,6 @@ class Preparing(ABC):
 
 
 class PreparingPostgres(Preparing):
-    """PostgreSQL."""
-
     name, numbered = "postgres", "bigserial"
     words: ClassVar[dict[str, str]] = {
         "prepare": "PREPARE TRANSACTION",
@@ -201,8 +191,6 @@ class PreparingPostgres(Preparing):
 
 
 class PreparingMariaDB(Preparing):
-    """MariaDB."""
-
     name, numbered = "mariadb", "bigint AUTO_INCREMENT"
     words: ClassVar[dict[str, str]] = {"prepare": "XA PREPARE", "commit": "XA COMMIT", "enter": "\x03COMMIT"}
 
@@ -249,9 +237,7 @@ class PreparingMariaDB(Preparing):
             time.sleep(0.02)
 
     def end_connections(self) -> None:
-        listed = "SELECT id FROM information_schema.processlist WHERE user = 'root' AND id <> connection_id()"
-        for (connection,) in self.sql(listed):
-            self.sql(f"KILL {connection}")
+        self.server.end_connections()
 
     def kill(self) -> None:
         self.server.kill()

@@ -44,7 +44,6 @@ def begun(store: RedisStore) -> RedisStore:
 
 
 def hasty(store: RedisStore, timeout_s: float) -> RedisStore:
-    """It waits less for an answer."""
     store._timeout_s = store._server._timeout_s = timeout_s
     store.close()  # a connection keeps the limit that it was made with
     return store

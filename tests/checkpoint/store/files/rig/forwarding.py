@@ -18,7 +18,6 @@ class Forwarder:
         self.come_back()
 
     def come_back(self) -> None:
-        """Take connections."""
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.port))
@@ -28,7 +27,6 @@ class Forwarder:
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def go_away(self) -> None:
-        """Refuse connections, and end those that are open."""
         assert self._listener is not None
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

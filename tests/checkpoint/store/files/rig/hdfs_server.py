@@ -114,7 +114,6 @@ class HdfsServer:
             os.kill(self.process.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Its files stay, with the folder."""
         self.process.kill()
         self.process.wait()
 

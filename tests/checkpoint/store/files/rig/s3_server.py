@@ -74,7 +74,6 @@ class S3Server:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """It takes connections, and answers nothing."""
         os.kill(self.process.pid, signal.SIGSTOP)
         try:
             yield

@@ -1,0 +1,126 @@
+"""Parts of bounded work without a broker: staged files, ranges, stop offsets, and readers in turn."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.engines.bounded.ranges import Reading, parts
+from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets
+from exactlyonce.engines.bounded.unit import turns
+from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, read_frames
+from exactlyonce.engines.bounded.unit.turns import ReaderInTurn
+from exactlyonce.engines.surroundings.preflight import Inputs
+from exactlyonce.pipeline.errors import ConfigError
+
+
+def staged(path: Path, *frames: bytes) -> StagedFile:
+    writer = FrameWriter(path)
+    for frame in frames:
+        writer.write(frame, 1, b"<")
+    file = writer.close()
+    assert file is not None
+    return file
+
+
+def test_frames_come_back(tmp_path: Path) -> None:
+    """Frames come back in order, each behind its prefix; without any there is no file."""
+    file = staged(tmp_path / "file", b"one", b"", b"three" * 1_000_000)
+    assert list(read_frames(file)) == [b"<one", b"<", b"<" + b"three" * 1_000_000]
+    assert file.records == 3
+    assert FrameWriter(tmp_path / "none").close() is None
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
+    """A file that is not there, or not whole, is an error that says what the folder must be, and no end of input."""
+    file = staged(tmp_path / "file", b"one", b"two")
+    for wrong in (msgspec.structs.replace(file, path=str(tmp_path / "other")), msgspec.structs.replace(file, size=99)):
+        with pytest.raises(ConfigError, match="Every executor must see the folder of --staging"):
+            list(read_frames(wrong))
+
+
+@pytest.mark.parametrize("records_max", [1, 7, 100, 1_000])
+def test_parts_are_the_whole(records_max: int) -> None:
+    """Parts follow each other without gap or overlap, and are no larger than they may be, but for rounding."""
+    ranges = (Reading("s", "t", 0, 5, 105), Reading("s", "t", 1, 0, 0), Reading("u", "v", 0, 10, 43))
+    found = list(parts(ranges, records_max))
+    for place, each in enumerate(ranges):
+        ends = [each.start, *(part[place].end for part in found)]
+        assert [part[place].start for part in found] == ends[:-1]
+        assert ends[-1] == each.end
+        assert ends == sorted(ends)
+    assert max(sum(each.length for each in part) for part in found) <= records_max + len(ranges)
+
+
+def inputs(ends: dict[int, int]) -> Inputs:
+    def end_offsets(topic: str, *, committed: bool) -> dict[int, int]:
+        return ends
+
+    topics = SimpleNamespace(end_offsets=end_offsets)
+    return cast(Inputs, SimpleNamespace(sources={"s": SimpleNamespace(topic="t")}, topics=cast(Any, topics)))
+
+
+def test_a_partition_that_appears_meanwhile() -> None:
+    """It is no part of the stop offsets before it is known where the work stands, and naming it is refused until
+    then."""
+    seen, starts = inputs({0: 10, 1: 20, 2: 5}), {"s": {0: 3, 1: 4}}
+    assert StopOffsets().ends(seen, starts) == {"s": {0: 10, 1: 20}}
+    assert StopOffsets(offsets={"t": {0: 7, 1: LATEST}}).ends(seen, starts) == {"s": {0: 7, 1: 20}}
+    with pytest.raises(ConfigError, match="Every partition of t needs an end: 0, 1;"):
+        StopOffsets(offsets={"t": {0: 7, 1: LATEST, 2: 5}}).ends(seen, starts)
+
+
+class Numbers:
+    """A `SplitReader` of numbers up to *end*, which knows who is open."""
+
+    def __init__(self, start: SourceOffset, end: int, is_open: set[Numbers]) -> None:
+        self._start, self._end, self._open = start, end, is_open
+        self._open.add(self)
+
+    def read(self, records_max: int) -> list[Any]:
+        at = self._start.offset
+        found = list(range(at, min(at + records_max, self._end)))
+        self._start = msgspec.structs.replace(self._start, offset=at + len(found))
+        return found
+
+    def position(self) -> SourceOffset:
+        return self._start
+
+    def close(self) -> None:
+        self._open.discard(self)
+
+
+def test_few_readers_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten ranges that are read in turns two stay open, others only while they are read; each is handed out whole,
+    stands at its end, and those that had no room get it once others are finished."""
+    monkeypatch.setattr(turns, "OPEN_READERS_MAX", 2)
+    is_open, staying = set[Numbers](), set[ReaderInTurn]()
+    ends = [10 + number for number in range(10)]
+    readers = [
+        ReaderInTurn(SourceOffset("s", "t", "", number, 0), partial(Numbers, end=end, is_open=is_open), staying)
+        for number, end in enumerate(ends)
+    ]
+    assert not is_open
+    found: dict[int, list[int]] = {number: [] for number in range(10)}
+    unfinished = list(found)
+    while unfinished:
+        for number in list(unfinished):
+            records = readers[number].read(3)
+            found[number] += records
+            if not records:
+                unfinished.remove(number)
+            assert len(is_open) <= 2
+        assert len(is_open) == min(2, len(unfinished))
+    assert [found[number] for number in found] == [list(range(end)) for end in ends]
+    assert [each.position().offset for each in readers] == ends
+    assert readers[0].read(3) == []
+    for each in readers:
+        each.close()
+    assert not is_open
