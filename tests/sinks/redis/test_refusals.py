@@ -269,11 +269,15 @@ def test_a_script_of_somebody_else(own_server: Own) -> None:
     assert store.apply([], entry(1))
 
 
-def test_a_server_that_loads_its_data(own_server: Own) -> None:
-    server = own_server(appendonly="no")
-    store = store_of(server.url, durable=False)
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_server_that_loads_its_data(own_server: Own, durable: bool) -> None:
+    """INFO is answered meanwhile, and tells of a log of writes that is off."""
+    server = own_server(appendonly="yes" if durable else "no")
+    store = store_of(server.url, durable=durable)
     store.write(chunks_of(store, totals(3_000)))
-    server.client.save()
+    server.client.bgrewriteaof() if durable else server.client.bgsave()
+    while any(server.client.info("persistence")[f"{kind}_in_progress"] for kind in ("rdb_bgsave", "aof_rewrite")):
+        time.sleep(0.02)
     server.kill()
     server.settings |= {"key-load-delay": "10000", "loading-process-events-interval-bytes": "1024"}
     server.launch()
