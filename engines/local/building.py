@@ -152,8 +152,7 @@ class _Builder:
         inputs += [self._comes_round(edge) for edge in feedback if edge.loop in {node.id for node in task.loops}]
         fed = [self._feed(edge) for edge in feedback if edge.producer in {node.id for node in task.nodes}]
         outputs = [
-            [self.channels["out", edge.name, j] for j in range(self.plan.parallelism)]
-            for edge in self.plan.out_of(task)
+            self.channels["out", edge.name, j] for edge in self.plan.out_of(task) for j in range(self.plan.parallelism)
         ]
         several = len(inputs) > 1 or any(isinstance(each, SourceInput) for each in inputs)
         self.built.subtasks.append(

@@ -76,6 +76,9 @@ class SinkProducer(Protocol):
     def poll(self) -> Callable[[float], int]:
         """Let it tell of failed deliveries, for so many seconds."""
 
+    def __len__(self) -> int:
+        """How many records it holds that are not delivered."""
+
 
 @dataclass
 class Transaction:

@@ -16,7 +16,7 @@ from exactlyonce.engines.local import loops, task
 from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput, RestoredChannel, RestoredInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
-from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
+from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.operators import Batch
 from exactlyonce.pipeline.errors import GraphError
@@ -188,8 +188,37 @@ def test_nothing_new_is_taken_while_too_much_goes_round(monkeypatch: pytest.Monk
     head.send(head.new, "n2")
     assert head.subtask.going_round == 3
     assert head.steps() == []
+    assert head.new.room == 0, "its writer is to send no more"
     head.loop.took(1, 1)
     assert head.steps() == ["n2"]
+    assert head.new.room
+
+
+def test_nothing_new_is_taken_while_too_many_bytes_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "ROUND_BYTES_MAX", 100)
+    head = Head(pause_ms=500)
+    head.send(head.loop, "x" * 100)
+    head.send(head.new, "n1")
+    assert (head.steps(), head.new.room) == ([], 0)
+
+
+def test_a_barrier_needs_no_room() -> None:
+    """Not even one behind a frame that is decoded and has to wait; the frame still comes first."""
+    head = Head()
+    behind = LocalChannel()
+    head.subtask._outlets = [Outlet(behind)]
+    behind.send(b"", behind.room)
+    head.send(head.new, "n1")
+    assert head.steps() == []
+    head.new.send_barrier(BarrierFrame(1, 0))
+    assert head.steps() == []
+    behind.took(behind.records, 8)
+    head.subtask.outputs = [behind]
+    assert head.steps() == ["n1"]
+    behind.send(b"", behind.room)
+    head.new.send_barrier(BarrierFrame(2, 1))
+    head.steps()
+    assert head.subtask.alignment.checkpoint_latest == 2
 
 
 def test_what_lies_before_a_barrier_is_taken_however_much_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:

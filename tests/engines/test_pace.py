@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -16,7 +17,9 @@ from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.pace import (
     ALIGNED,
     BATCH_RECORDS_MAX,
+    IN_FLIGHT_MIN,
     SLICE_CAUTIOUS,
+    Outlet,
     Pace,
     slice_pace,
     snapshot_budget_s,
@@ -117,27 +120,27 @@ def test_a_channel_has_room_for_what_its_reader_grants(local: bool) -> None:
         if isinstance(writer, SocketChannel):
             writer.hear()
 
-    assert writer.room(0) == WINDOW_AT_FIRST
+    assert writer.room == WINDOW_AT_FIRST
     writer.send(b"x" * 10, WINDOW_AT_FIRST)
     exchange()
     assert reader.receive() == b"x" * 10
-    assert writer.room(0) == 0
+    assert writer.room == 0
     writer.send_barrier(BarrierFrame(1, 0))
     exchange()
     assert reader.receive() == BarrierFrame(1, 0), "a barrier is always accepted"
     reader.took(WINDOW_AT_FIRST // 2 - 1, WINDOW_AT_FIRST)
     exchange()
-    assert writer.room(0) == 0, "little room is none: batches would be small"
+    assert writer.room == 0, "little room is none: batches would be small"
     reader.took(1, WINDOW_AT_FIRST)
     exchange()
-    assert writer.room(0) == WINDOW_AT_FIRST // 2
+    assert writer.room == WINDOW_AT_FIRST // 2
     reader.took(WINDOW_AT_FIRST // 2, 100)
     exchange()
-    assert writer.room(0) == 100
+    assert writer.room == 100
     writer.send(b"y", 60)
     reader.took(0, 5)
     exchange()
-    assert writer.room(0) == 0
+    assert writer.room == 0
 
 
 def test_what_a_writer_does_not_hear_for_long_is_told_in_one() -> None:
@@ -150,7 +153,7 @@ def test_what_a_writer_does_not_hear_for_long_is_told_in_one() -> None:
     while writer.fill() or reader.flush():
         writer.hear()
     writer.hear()
-    assert writer.room(0) == 40
+    assert writer.room == 40
 
 
 def test_an_operator_breathes_between_chunks_if_the_last_breath_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,12 +241,68 @@ def test_a_frame_larger_than_what_is_read_ahead() -> None:
     assert received == [frame, BarrierFrame(1, 0)]
 
 
-def test_a_channel_that_gets_nothing_holds_nobody_back() -> None:
-    """While nothing is on its way, the widest window of its shuffle counts; its own does once something is."""
-    channel = LocalChannel()
-    assert (channel.room(0), channel.room(2_000)) == (WINDOW_AT_FIRST, 2_000)
-    channel.send(b"x", 40)
-    assert channel.room(2_000) == 0
+class Place:
+    """Something behind a subtask."""
+
+    room, records = 100, 0
+
+
+def test_a_subtask_takes_as_much_as_what_is_behind_it_has_room_for() -> None:
+    """Of a place for a tenth of the keys ten times what it has room for; of one for ten outputs a record, a tenth."""
+    place = Place()
+    outlet = Outlet(place)
+    assert outlet.room == 100
+    for _ in range(50):
+        place.records += 100
+        outlet.took(1_000)
+    assert outlet.room == pytest.approx(1_000, rel=0.01)
+    place.records += 10_000
+    outlet.took(1_000)
+    assert outlet.room == 10
+    outlet.took(0)
+    place.room = 3
+    assert outlet.room == 1, "what there is room for comes on, if slowly"
+    place.room = 0
+    assert outlet.room == 0
+    place.room = 100
+    outlet.took(1_000)
+    assert outlet.room == 100_000, "a place that gets nothing holds nobody back"
+
+
+@pytest.mark.parametrize("siblings", [1, 4])
+def test_a_channel_holds_what_has_left_it_lately(siblings: int) -> None:
+    """However that was held up: here the records cost nothing, and what is behind takes 100 each half second."""
+    now_s = [0.0]
+    channel, codec = LocalChannel(), BatchCodec(Number)
+    read = ChannelInput("edge:0", channel, codec, lambda _: None, siblings=siblings, now_s=lambda: now_s[0])
+    read.slices.pace.size = BATCH_RECORDS_MAX
+
+    def take(room: int) -> None:
+        read.next(room)
+        read.processed()
+
+    windows = []
+    for _ in range(8):  # nothing holds it up: what leaves grows with each turn
+        channel.send(codec.encode(numbers(0, channel.room)), channel.room)
+        while read.slices.rest is not None or channel.waits:
+            take(BATCH_RECORDS_MAX)
+        windows.append(read.window)
+    assert all(1.5 * before <= after for before, after in pairwise(windows))
+    now_s[0] += 1.0
+    channel.send(codec.encode(numbers(0, 5_000)), 5_000)
+    for _ in range(10):
+        now_s[0] += 0.25
+        take(50)
+    assert read.window == 100
+    now_s[0] += 100.0
+    take(50)
+    assert read.window == IN_FLIGHT_MIN // siblings, "it could have left in all of that time"
+    read.close(True)
+    take(50)
+    assert channel.room == 0
+    channel.took(5_000, 0)
+    read.close(False)
+    assert channel.room
 
 
 def test_an_attempt_after_a_failure_begins_with_little() -> None:

@@ -158,6 +158,9 @@ class SinkProducer(Produced):
             self.told(self.failure)
         return 0
 
+    def __len__(self) -> int:
+        return self.queued
+
     def loses(self, batch: list[tuple[Any, Any]]) -> bool:
         return self.world.faults.on_delivery()
 

@@ -129,7 +129,7 @@ def _finalized_anyway() -> Iterable[Any]:
 @mutant(
     "zombie coordinators are not fenced",
     r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn", luck="zombies",
-    first=70,
+    first=3,
 )  # fmt: skip
 def _no_fence() -> Iterable[Any]:
     numbers = itertools.count()
@@ -290,7 +290,7 @@ mutant(
 )  # fmt: skip
 
 
-@mutant("a finished checkpoint is finalized before its orphans are dropped", LEFT, first=21)
+@mutant("a finished checkpoint is finalized before its orphans are dropped", LEFT, first=43)
 @in_place_of(leader, "finish")
 def _finish_drops_nothing(real: Any, *known: Any, **options: Any) -> Any:
     *others, expire = known

@@ -97,11 +97,11 @@ def test_a_transaction_takes_what_has_come_meanwhile(monkeypatch: pytest.MonkeyP
     for first in range(0, 60, 10):
         writer.write(rows(first, first + 10))
         writer.poll()
-    assert writer.full
+    assert not writer.room
     store.may_answer.set()
     writer.barrier(1)
     flush(writer, 1)
-    assert not writer.full
+    assert writer.room
     assert [len(each) for each in store.transactions] == [10, 20, 20, 10]
     assert store.rows == lines(0, 60)
 
@@ -197,11 +197,11 @@ def test_much_waits_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     for first in range(0, 2000, 50):
         writer.write(rows(first, first + 50))
     writer.barrier(1)
-    assert not writer.full, "or no barrier could be taken that would end it"
+    assert writer.room, "or no barrier could be taken that would end it"
     writer.finalized(1)
-    assert writer.full
+    assert not writer.room
     settle(writer)
-    assert not writer.full
+    assert writer.room
     assert store.rows == lines(0, 2000)
 
 

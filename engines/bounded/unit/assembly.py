@@ -254,7 +254,7 @@ class _Waiting:
     def write(self, outputs: Any) -> None:
         self.writer.write(outputs)
         self.writer.poll()
-        while self.writer.full:
+        while not self.writer.room:
             self.blocks.poll(WAIT_S)
             self.writer.poll()
 

@@ -193,14 +193,14 @@ def test_a_slow_disk_shows_in_full_and_never_in_write(target, totals, monkeypatc
     disk = threading.Event()
     whole = opened.writer._files.write
     monkeypatch.setattr(opened.writer._files, "write", lambda parts: (disk.wait(), whole(parts)))
-    assert not opened.writer.full
-    while not opened.writer.full:
+    assert opened.writer.room
+    while opened.writer.room:
         opened.writer.write(opened.encoder.encode(totals(1, 2, 3)))
     written = opened.writer.records
     opened.writer.barrier(1)
     assert opened.writer.poll() is False
     disk.set()
-    _wait(lambda: not opened.writer.full)
+    _wait(lambda: opened.writer.room)
     assert flushed(opened.writer, 1).staged.committable.records == written
 
 
@@ -215,7 +215,7 @@ def test_a_disk_that_fails_fails_the_sink(target, totals, stage, monkeypatch, co
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(SinkFailed, match=r"sink 'out' cannot write files: .*(full|error)"):
         stage(opened, 1, totals(1))
-    assert opened.writer.full is False
+    assert opened.writer.room
     assert opened.writer.take_flushed(1) is None
     with pytest.raises(SinkFailed):
         opened.writer.write(opened.encoder.encode(totals(1)))

@@ -232,7 +232,7 @@ def test_a_broker_that_takes_nothing(guarded: OwnCluster, topic_name: str, write
     before, written = resident(), 0
     os.kill(pid, signal.SIGSTOP)
     try:
-        while not writer.full:
+        while writer.room:
             if barrier and written == 8:
                 writer.barrier(1)
             writer.write(Outputs([os.urandom(MEGABYTE) for _ in range(4)], None, None))

@@ -348,10 +348,10 @@ def test_a_writer_that_has_too_much_to_write(preparing: Preparing, monkeypatch: 
     monkeypatch.setattr("exactlyonce.sinks.prepared.writer.BACKLOG_BYTES_MAX", 1 << 20)
     committer, writer = preparing.committer(1), preparing.writer(1)
     rows = 0
-    while not writer.full:
+    while writer.room:
         preparing.write(writer, *(f"{rows + number:010}" for number in range(20_000)))
         rows += 20_000
-    while writer.full:
+    while not writer.room:
         writer.poll(LIMIT_S)
     assert committer.commit(preparing.prepare(writer, 1), 1, ORIGIN)
     assert len(preparing.rows()) == rows
