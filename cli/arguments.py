@@ -52,6 +52,7 @@ CHECKPOINTING: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "restart-budget": (_DURATION, "the longest that a restart takes (default: 1m)"),
     "store-timeout": (_DURATION, "how long a store that is away is waited for (default: 10m)"),
+    "stop-timeout": (_DURATION, "asked to stop, it ends by then, with or without a last checkpoint (default: 30s)"),
     "transaction-timeout": (
         _DURATION,
         "the broker aborts a transaction that is open longer (default: the most it allows)",

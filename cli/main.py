@@ -61,6 +61,7 @@ exit codes:
   6  a halt: going on would lose or double records; the message has the choices
   7  it could not be learnt what became of a decision: run it again
   8  a broker answered with an error that no rule covers; the message names it
+  9  stopped without a last checkpoint: nothing is lost, run it again
   70 a defect of exactlyonce
   130 ended by Ctrl-C or SIGTERM: at once, by a second one, or short of the end that
       --until latest is to reach; nothing is lost, run it again

@@ -9,7 +9,7 @@ from typing import Any
 from exactlyonce.engines.local.run import Stopper
 from exactlyonce.engines.system_clock import SystemClock
 
-STOPPING = "stopping: a last checkpoint is being taken (asked again, it ends at once)"
+STOPPING = "stopping behind a last checkpoint, if anything runs (asked again, it ends at once)"
 ENDING_AT_ONCE = "ending at once, without a last checkpoint"
 
 

@@ -6,7 +6,7 @@ lists those that do.
     [run]           parallelism, until, repair, checkpoint_partitions, from_savepoint, map, allow_dropped_state
     [checkpoint]    mode, unaligned, aligned_timeout, interval, timeout, deploy_timeout, min_pause, max_concurrent,
                     tolerable_failed, num_retained, incremental, retention, restart_budget, store_timeout,
-                    transaction_timeout, storage
+                    stop_timeout, transaction_timeout, storage
     [state]         backend, memory, folder
     [restart]       strategy, and its options: attempts, delay, failures, window, initial, max
     [kafka]         any setting of librdkafka: "security.protocol" = "SASL_SSL"
@@ -42,7 +42,7 @@ BOOTSTRAP_VARIABLE = "EXACTLYONCE_BOOTSTRAP_SERVERS"
 _RUN = ("parallelism", "until", "repair", "checkpoint_partitions")
 _DURATIONS = (
     *("aligned_timeout", "interval", "timeout", "deploy_timeout", "min_pause"),
-    *("restart_budget", "store_timeout", "transaction_timeout"),
+    *("restart_budget", "store_timeout", "stop_timeout", "transaction_timeout"),
 )
 _WORDS = ("mode", "retention", "storage")
 _FLAGS = ("unaligned", "incremental")

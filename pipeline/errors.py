@@ -140,6 +140,12 @@ class EndedAtOnce(ExactlyOnceError):
     exit_code = INTERRUPTED
 
 
+class StoppedShort(EndedAtOnce):
+    """A run was stopped, and got no last checkpoint. The next one goes on from the checkpoint before."""
+
+    exit_code = 9
+
+
 class EndedEarly(ExactlyOnceError):
     """A request to stop came before the end that the run was to have. It ended cleanly; the next run goes on."""
 

@@ -138,11 +138,24 @@ stop -> restart 1 after 0
 deployed
 recovered 4 -> end at 4
 
-# A failure after a stop ends with the last completed checkpoint: once the attempt's transactions are aborted.
+# A failure after a stop ends with the last completed checkpoint, once the transactions are aborted, and says so.
 running
 stop -> trigger 1 on 0 final
 failed a worker died -> restart 1 after 70: a worker died
-recovered 0 -> end at 0
+recovered 0 -> end at 0 short: a worker died
+
+# So does a last checkpoint that is late.
+running
+stop -> trigger 1 on 0 final
+5000 tick -> note checkpoint 1 was not acknowledged ... & restart 1 after 70: checkpoint 1 was not acknowledged ...
+recovered 0 -> end at 0 short: checkpoint 1 was not acknowledged ...
+
+# One that is decided is finished by the restart.
+running
+stop -> trigger 1 on 0 final
+ack 1 -> decide 1 on 0 final
+unsettled 1 -> restart 1 after 70: checkpoint 1 is decided, but not known to be committed
+recovered 1 -> end at 1
 
 # Finished sources take a final checkpoint, and the job ends with it.
 running
@@ -188,7 +201,7 @@ running
 stop -> trigger 1 on 0 final
 ack 1 -> decide 1 on 0 final
 refused 1 expired -> restart 1 after 70: expired
-recovered 0 -> end at 0
+recovered 0 -> end at 0 short: expired
 
 # An error that no restart can help ends a job that deploys.
 recovered 0 -> deploy 0 from 0

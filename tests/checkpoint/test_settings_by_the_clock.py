@@ -114,7 +114,7 @@ class Timetable:
                 self.at(self.now_ms + self._delay_ms, Deployed())
             case Note():
                 self._say("abort")
-            case End(_, error, cancelled):
+            case End(error=error, cancelled=cancelled):
                 self._say("cancelled" if cancelled else "give up" if error else "end")
 
 

@@ -23,7 +23,7 @@ from exactlyonce.cli.main import main
 from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, Committed, KafkaCluster
 
 HERE = Path(__file__).parent
-QUICK = ("--checkpoint-interval", "200ms")
+QUICK = ("--checkpoint-interval", "200ms", "--stop-timeout", "10m")
 MARKERS_S = 60
 """How long a commit that was answered may take to be visible: its markers are written after the answer."""
 Fed = list[tuple[str, str]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import sqlite3
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from unreferenced import unreferenced_blocks
 
 from exactlyonce.cli.main import main
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import StoppedShort
 from exactlyonce.pipeline.failpoints import NAMES
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
@@ -113,6 +115,28 @@ def test_a_store_that_stays_away(stored: Stored) -> None:
     assert "(store_timeout, --store-timeout;" in run.said
     assert "Nothing is lost: run it again once the store is there" in run.said
     assert "(store_timeout, --store-timeout;" in stored.ends(4, "--store-timeout", "1s"), "at the start, too"
+    stored.flag("away").unlink()
+    stored.ends(0)
+    stored.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_a_stop_while_the_store_is_away(stored: Stored) -> None:
+    """It ends by `--stop-timeout`, or at once where nothing runs yet, and says what is left for the next run."""
+    run = stored.job.start("--stop-timeout", "1s")
+    run.await_checkpoint()
+    stored.flag("away").touch()
+    stored.job.feed(2000)
+    run.await_event(lambda event: "waiting for the store of sink 'rows'" in event.get("text", ""))
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == StoppedShort.exit_code, run.said
+    assert "none was complete within 1000 ms (stop_timeout" in run.said
+    assert "whose commit it takes up" in run.said
+    again = stored.job.start()
+    again.await_event(lambda event: "waiting for the store of sink 'rows'" in event.get("text", ""))
+    again.process.send_signal(signal.SIGTERM)
+    assert again.wait() == StoppedShort.exit_code, again.said
+    assert "before anything ran" in again.said
     stored.flag("away").unlink()
     stored.ends(0)
     stored.assert_exact()

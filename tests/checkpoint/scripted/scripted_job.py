@@ -235,9 +235,9 @@ def shown(effect: events.Effect) -> str:
             return f"restart {attempt} after {delay_ms}" + (f": {reason}" if reason else "")
         case events.Deploy(attempt, made):
             return f"deploy {attempt} from {made.checkpoint}"
-        case events.End(made, error):
+        case events.End(made, error, _, short):
             at = "nothing" if made is None else made.checkpoint
-            return f"end at {at}" + (f": {type(error).__name__} {error}" if error else "")
+            return f"end at {at}" + (f": {type(error).__name__} {error}" if error else f" short: {short}" * bool(short))
         case events.Note(text):
             return f"note {text}"
 
