@@ -63,9 +63,6 @@ def transactions_of(fed: Fed) -> dict[str, Any]:
 
 @pytest.mark.exhaustive
 def test_planted_defects_are_found_and_nothing_else(fed: Fed, audit: Audit) -> None:
-    """One update each that was dropped, doubled, changed and moved is found by its kind, with the place in the output
-    and the input record it stems from; against the pipeline that did it nothing is found; nobody is fenced and no
-    transaction is touched; a record of somebody else is told, unless it is to be skipped."""
     fed.feed(3000)
     run_flawed(fed, "--num-retained", "100", interval="10m")  # the pipeline's flaw does not outlive a checkpoint
     before = transactions_of(fed)
@@ -93,7 +90,6 @@ def test_planted_defects_are_found_and_nothing_else(fed: Fed, audit: Audit) -> N
 
 @pytest.mark.exhaustive
 def test_what_cannot_be_judged_is_said(fed: Fed, audit: Audit, capsys: Any) -> None:
-    """Expired checkpoints, input that retention took, output that was removed: each is named, and the rest judged."""
     fed.feed(600)
     run_flawed(fed, "--num-retained", "2", parallelism=1, interval="10m")
     fed.feed(600)
@@ -126,8 +122,6 @@ def test_what_cannot_be_judged_is_said(fed: Fed, audit: Audit, capsys: Any) -> N
 def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
-    """While a worker sleeps, checkpoints are aborted and the job goes on: the next one carries what was flushed for
-    them and their order logs, along which an audit finds it right to the last record."""
     kafka.create_topic(f"{topic_name}-in", 4)
     kafka.produce(f"{topic_name}-in", orders(3000))
     job = Run(
@@ -160,8 +154,6 @@ def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
 
 @pytest.mark.exhaustive
 def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeypatch: Any) -> None:
-    """Counts by sink and partition are those of the checkpoint; --into writes the records into a topic, each in its
-    partition, and never into one of the pipeline's own."""
     fed.feed(800)
     run_flawed(fed, "--num-retained", "500", interval="10m")
     history = fed.history()

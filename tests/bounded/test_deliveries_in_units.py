@@ -37,8 +37,6 @@ def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
 
 
 class Changing:
-    """`stored.changing`, run in this process by whatever delivery."""
-
     def __init__(self, kafka: KafkaCluster, name: str, folder: Path) -> None:
         self.kafka, self.name, self.folder = kafka, name, folder
         self.client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
@@ -50,7 +48,6 @@ class Changing:
         return load_pipeline("stored", "changing", self.name, database=database, delivery=delivery)
 
     def catch_up(self, delivery: str, submit: Submit = in_process) -> None:
-        """Feed it, and run to the end of the input."""
         self.kafka.produce(f"{self.name}-in", orders(COUNT, first=self.fed))
         self.fed += COUNT
         options = RunOptions(self.client, parallelism=1)
@@ -84,14 +81,12 @@ def test_at_most_once_is_refused(changing: Changing) -> None:
 
 
 def test_another_delivery_goes_on_where_the_last_one_ended(changing: Changing) -> None:
-    """From exactly once to at least once and back, with a ledger in the store, every order is there once."""
     for delivery in ("exactly_once", "at_least_once", "exactly_once"):
         changing.catch_up(delivery)
     assert changing.times() == [{1: 3 * COUNT}, {1: 3 * COUNT}]
 
 
 def test_an_audit_does_not_judge_a_weaker_sink(changing: Changing) -> None:
-    """It names the sinks that it does not judge; where there are no others, no checkpoint is judged."""
     changing.catch_up("at_least_once")
     report = changing.audit("at_least_once")
     assert (report.findings, report.checkpoints) == ([], [])

@@ -30,7 +30,6 @@ def staged(path: Path, *frames: bytes) -> StagedFile:
 
 
 def test_frames_come_back(tmp_path: Path) -> None:
-    """Frames come back in order, each behind its prefix; without any there is no file."""
     file = staged(tmp_path / "file", b"one", b"", b"three" * 1_000_000)
     assert list(read_frames(file)) == [b"<one", b"<", b"<" + b"three" * 1_000_000]
     assert file.records == 3
@@ -39,7 +38,6 @@ def test_frames_come_back(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
-    """A file that is not there, or not whole, is an error that says what the folder must be, and no end of input."""
     file = staged(tmp_path / "file", b"one", b"two")
     for wrong in (msgspec.structs.replace(file, path=str(tmp_path / "other")), msgspec.structs.replace(file, size=99)):
         with pytest.raises(ConfigError, match="Every executor must see the folder of --staging"):
@@ -48,7 +46,6 @@ def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("records_max", [1, 7, 100, 1_000])
 def test_parts_are_the_whole(records_max: int) -> None:
-    """Parts follow each other without gap or overlap, and are no larger than they may be, but for rounding."""
     ranges = (Reading("s", "t", 0, 5, 105), Reading("s", "t", 1, 0, 0), Reading("u", "v", 0, 10, 43))
     found = list(parts(ranges, records_max))
     for place, each in enumerate(ranges):
@@ -68,8 +65,6 @@ def inputs(ends: dict[int, int]) -> Inputs:
 
 
 def test_a_partition_that_appears_meanwhile() -> None:
-    """It is no part of the stop offsets before it is known where the work stands, and naming it is refused until
-    then."""
     seen, starts = inputs({0: 10, 1: 20, 2: 5}), {"s": {0: 3, 1: 4}}
     assert StopOffsets().ends(seen, starts) == {"s": {0: 10, 1: 20}}
     assert StopOffsets(offsets={"t": {0: 7, 1: LATEST}}).ends(seen, starts) == {"s": {0: 7, 1: 20}}
@@ -98,8 +93,6 @@ class Numbers:
 
 
 def test_few_readers_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ten ranges that are read in turns two stay open, others only while they are read; each is handed out whole,
-    stands at its end, and those that had no room get it once others are finished."""
     monkeypatch.setattr(turns, "OPEN_READERS_MAX", 2)
     is_open, staying = set[Numbers](), set[ReaderInTurn]()
     ends = [10 + number for number in range(10)]

@@ -18,8 +18,6 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
 class Cluster:
-    """The doings of a test at one cluster."""
-
     def __init__(self, bootstrap_servers: str) -> None:
         self.kafka = KafkaCluster(bootstrap_servers)
         self.config = ClientConfig({"bootstrap.servers": bootstrap_servers})
@@ -134,7 +132,6 @@ def cluster_at() -> Callable[[str], Cluster]:
 
 @pytest.fixture
 def cluster(kafka: Any) -> Iterator[Cluster]:
-    """The session's broker."""
     cluster = Cluster(kafka.bootstrap_servers)
     yield cluster
     cluster.close()

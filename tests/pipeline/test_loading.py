@@ -66,7 +66,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def test_a_pipeline_is_loaded_and_its_reference_gives_the_same(module: Write) -> None:
-    """`module:attribute` is imported from the working directory, and the reference survives JSON."""
     loaded = load(f"{module(PIPELINE)}:pipeline")
     reference = msgspec.json.decode(msgspec.json.encode(loaded.reference))
     assert loaded.pipeline.name == "orders-1_5-False-None"
@@ -74,7 +73,6 @@ def test_a_pipeline_is_loaded_and_its_reference_gives_the_same(module: Write) ->
 
 
 def test_parameters_are_converted_to_the_annotated_types(module: Write) -> None:
-    """Text becomes a number or a truth value where the annotation says so, and the reference makes the same graph."""
     loaded = load(f"{module(PIPELINE)}:make", {"topic": "7", "days": "2", "loud": "true", "tries": "3"})
     assert loaded.pipeline.name == "7-2-True-3"
     assert load_reference(loaded.reference).build().fingerprint() == loaded.pipeline.build().fingerprint()
@@ -119,7 +117,6 @@ def test_what_cannot_be_loaded(module: Write, target: str, params: dict[str, str
     ids=["missing", "name", "syntax", "exit", "codec", "run"],
 )
 def test_a_module_that_does_not_import(module: Write, text: str, error: type[Exception], problem: str) -> None:
-    """What goes wrong in the user's module is told with its line, without a traceback of ours."""
     with pytest.raises(error, match=problem):
         load(f"{module(text)}:pipeline")
 
@@ -216,7 +213,6 @@ def test_a_prompt_may_run_inline(engine: Engine) -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_told(engine: Engine, name: str, text: str, problem: str) -> None:
-    """What is typed, or has no name that can be imported; a pipeline that is another when it is imported again."""
     if name:
         (engine.folder / name).write_text(text)
     assert problem in engine.python(*([name] if name else ["-c", text]))

@@ -55,7 +55,6 @@ def written(name: str = "retrying", pause: str = "500ms") -> Pipeline:
 
 
 def test_a_loop_is_a_node_that_is_fed_from_behind() -> None:
-    """`explain` shows what comes round, and after which pause; the graph knows its loops."""
     graph = written().build()
     assert "  retry           feedback          <~ try.again  after 500 ms  : Order" in graph.explain().splitlines()
     assert [node.id for node in graph.loops] == ["retry"]
@@ -63,7 +62,6 @@ def test_a_loop_is_a_node_that_is_fed_from_behind() -> None:
 
 
 def test_the_fingerprint_tells_loops_but_not_their_pauses() -> None:
-    """A pause may change between two runs; who feeds a loop may not, unseen."""
     assert written(pause="1s").build().fingerprint() == written().build().fingerprint()
     other = Pipeline("retrying")
     orders = other.source("in", KafkaSource("in", value=Order)).process("try", attempt, outputs=[again])
@@ -73,7 +71,6 @@ def test_the_fingerprint_tells_loops_but_not_their_pauses() -> None:
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_back_edge_is_a_channel_at_any_parallelism(parallelism: int) -> None:
-    """From each subtask to the one of its number; it orders no tasks, and makes no rejoining branch."""
     made = plan(written().build(), parallelism)
     assert made.channels() == [(">retry", i, i) for i in range(parallelism)]
     assert [task.name for task in made.tasks] == ["retry"]
@@ -102,7 +99,6 @@ WRONG: dict[str, Written] = {
 
 @pytest.mark.parametrize("said", WRONG)
 def test_a_wrong_loop_is_refused_where_it_is_written(said: str) -> None:
-    """With its line, and how to write it."""
     pipeline = Pipeline("wrong")
     loop = pipeline.feedback("loop", Order)
     source = pipeline.source("in", KafkaSource("in", value=Order))
@@ -142,8 +138,6 @@ def test_bounded_work_refuses_loops(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_a_replay_refuses_loops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Output that was lost and cannot be copied is not computed again: the reason, with which the run halts, names the
-    loop, before anything is asked of a broker."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
     retry = load("retry:pipeline", {})
     graph = retry.pipeline.build()

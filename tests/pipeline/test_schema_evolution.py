@@ -129,7 +129,6 @@ def test_what_a_named_tuple_is_in_older_checkpoints() -> None:
 
 
 def test_what_is_missing_in_a_record_that_is_described_elsewhere() -> None:
-    """A field without a default is found where the schema only names its record."""
     before, now = struct(("x", int), name="P"), struct(("x", int), ("z", int), name="P")
     old, new = struct(("a", before), ("b", before)), struct(("b", now), ("a", now))
     assert unfit(describe(old), describe(new), "S") == ["S.b.z is new and has no default"]
@@ -291,7 +290,6 @@ def described(type_: Any) -> Any:
 
 @given(drawn(), st.data())
 def test_what_has_no_problem_is_read_without_a_loss(types: Drawn, data: st.DataObject) -> None:
-    """Any value of any type, read as any other: it is whole, or is said to be lost, or is refused."""
     old, new, values = types
     schemas = described(old), described(new)
     assume("omitted" not in str(schemas[0]) or "any" not in str(schemas[1]))  # what reads anything has no defaults

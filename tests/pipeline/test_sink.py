@@ -45,8 +45,6 @@ def test_a_function_that_raises_is_told_by_its_argument() -> None:
 
 
 def test_an_interrupt_is_no_error_of_a_record() -> None:
-    """Who presses Ctrl-C within a function ends the run."""
-
     def interrupted(record: object) -> str:
         raise KeyboardInterrupt
 

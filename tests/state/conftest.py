@@ -61,7 +61,6 @@ def topic() -> Topic:
 
 @pytest.fixture(params=["hashmap", "rocksdb"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], StateBackend]]:
-    """Makes a backend, as a process that begins does."""
     made: list[StateBackend] = []
 
     def make() -> StateBackend:
@@ -78,8 +77,6 @@ Restore = Callable[..., Table[Any]]
 
 @pytest.fixture
 def restored(topic: Any, backend: Callable[[], StateBackend]) -> Restore:
-    """Restores tables of 16 key groups."""
-
     def at(type_: Any, checkpoint: int, index: Any, touched: Any = None) -> Table[Any]:
         return restore("totals", type_, range(16), 16, checkpoint, index, topic.fetch, touched, backend=backend())
 

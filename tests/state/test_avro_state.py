@@ -66,7 +66,6 @@ def first(topic: Any, restored: Restore, count: int = 200) -> tuple[bytes, ...]:
 
 
 def test_state_by_the_same_schema(topic: Any, restored: Restore) -> None:
-    """It is what it was, and goes on with increments."""
     index = first(topic, restored)
     table = restored(FIRST, 2, index)
     assert table.get(keys(3)[0]) == Total(2, "n")
@@ -115,7 +114,6 @@ def test_key_groups_that_are_not_touched(topic: Any, restored: Restore) -> None:
 
 
 def test_what_does_not_resolve_is_refused(topic: Any, restored: Restore) -> None:
-    """Before any state is read, by operator and field."""
     index = first(topic, restored)
     topic.bytes_read = 0
     with pytest.raises(StateIncompatible, match=r"operator 'totals' .*'sum' was written as int and is read as string"):
@@ -126,7 +124,6 @@ def test_what_does_not_resolve_is_refused(topic: Any, restored: Restore) -> None
 
 
 def test_a_type_alone_becomes_an_avro_schema(topic: Any, restored: Restore) -> None:
-    """And back, each by a migration, and by nothing else."""
     table = restored(Total, 0, ())
     table.apply(add, keys(50), [3] * 50)
     index = topic.write_all(table.freeze(1, 0))
@@ -166,7 +163,6 @@ def test_a_migration_takes_the_place_of_the_rules() -> None:
 
 
 def test_a_version_without_a_migration_is_resolved() -> None:
-    """By the rules, as any other."""
     written = StateType[Any]("totals", FIRST)
     today = StateType[Any]("totals", VersionedState(SECOND, 2))
     today.require_readable(written.schema, 1)
@@ -176,7 +172,6 @@ def test_a_version_without_a_migration_is_resolved() -> None:
 
 
 def test_states_are_checked() -> None:
-    """What the schema has no place for is refused, not left out; clones share nothing."""
     short = StateType[Any]("totals", codec(Total, {"name": "sum", "type": "int"}))
     with pytest.raises(StateUnstorable, match=r"operator 'totals' does not fit its Avro schema.*note"):
         short.encode([Total(1, "kept")])
@@ -232,7 +227,6 @@ OMITTING = codec(
     ],
 )  # fmt: skip
 def test_what_the_schema_cannot_hold_exactly(by: AvroCodec[Any], state: Any, change: str) -> None:
-    """It is refused, and not another value after a restart."""
     with pytest.raises(
         StateUnstorable, match=rf"(?s)operator 'totals' cannot hold a state exactly: .*{change}.*double"
     ):
@@ -251,14 +245,12 @@ def test_what_the_schema_cannot_hold_exactly(by: AvroCodec[Any], state: Any, cha
     ],
 )
 def test_what_the_schema_holds(by: AvroCodec[Any], states: list[Any]) -> None:
-    """It is stored, also what does not equal itself, or has another order or scale."""
     state_type = StateType[Any]("totals", by)
     for given in (states, tuple(states)):
         assert len(state_type.decode(state_type.encode(given), state_type.schema)) == len(states)
 
 
 def test_what_is_no_state_of_the_type() -> None:
-    """The error tells it from what the schema alone does not take."""
     wrong: list[Any] = [[], "", 5, None, {"sum": "1"}]
     for state in wrong:
         with pytest.raises(StateUnstorable, match=r"is not a valid Total.* return Total, or declare another type"):
@@ -270,7 +262,6 @@ def test_what_is_no_state_of_the_type() -> None:
 
 
 def test_bytes_that_do_not_decode_are_damage() -> None:
-    """By the schema that wrote them."""
     state_type = StateType[Any]("totals", FIRST)
     for bad in (b"", b"\x91\x01", b"\x91\xc4\x01\x02", b"\x91\xc4\x04\x02\x02nn"):
         with pytest.raises(DamagedState, match="operator 'totals'"):

@@ -102,10 +102,6 @@ def _count_number(count: int | None, by: int) -> tuple[int | None, None]:
 def test_records_at_any_instant_leave_a_snapshot_as_it_is(
     type_: Any, fn: Any, merged: set[int], part: int, topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After whichever slice records first change or delete a state, images and increments hold it as at the barrier.
-
-    So they do where the changes of an interval are in several parts, with some keys in more than one.
-    """
     monkeypatch.setattr(interval, "PART_ENTRIES", part)
     monkeypatch.setattr(interval, "SLICE_ENTRIES", 3)
     monkeypatch.setattr(Merging, "choose", lambda *_: merged)
@@ -161,7 +157,6 @@ def test_a_key_that_came_and_went_leaves_nothing(topic: Any) -> None:
 
 
 def test_a_group_whose_keys_are_all_gone_is_an_empty_image(topic: Any) -> None:
-    """After the last key of a group is deleted, its older blocks are needed no longer."""
     table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
     _put(table, {canonical_key(1): 1})
     _seal(table, topic, 1, 0)
@@ -189,7 +184,6 @@ def test_values_of_all_sizes_fit(topic: Any) -> None:
     ("type_", "state", "why"), [(bytes, bytes(900_001), "at most 900000"), (int, "x", "not a valid int")]
 )
 def test_a_state_that_cannot_be_stored_fails_for_good(type_: Any, state: Any, why: str) -> None:
-    """The snapshot fails naming operator and cause, and never goes on as if it were complete."""
     table: KeyedTable[Any] = KeyedTable("totals", type_, range(2), 2)
     _put(table, {canonical_key(1): state})
     with pytest.raises(StateUnstorable, match=f"operator 'totals'.*{why}"):

@@ -45,7 +45,6 @@ def test_an_empty_state_is_restored_from_nothing(topic: Any) -> None:
 
 
 def test_groups_are_as_their_owner_left_them(topic: Any) -> None:
-    """A block that two subtasks inherited is read for each group as its owner left it."""
     table = _table(60, groups=2)
     index = topic.write_all(table.freeze(1, 0))
     halves = [topic.restored(index, 1, range(each, each + 1), 2) for each in range(2)]
@@ -65,8 +64,6 @@ def test_groups_are_as_their_owner_left_them(topic: Any) -> None:
 def test_a_reader_of_one_group_reads_its_share(
     name: Callable[[int], str], count: int, topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an image of a million keys in 128 groups and its index, at most two in 128 bytes are read for one group; of
-    fewer keys in blocks that are as many times smaller, too."""
     monkeypatch.setattr(blocks, "RAW_TARGET", blocks.RAW_TARGET * count // 1_000_000)
     table: Table[int] = KeyedTable("totals", int, range(128), 128)
     table.apply(_add, [canonical_key(name(number)) for number in range(count)], list(range(count)))
@@ -109,7 +106,6 @@ def test_groups_that_are_not_touched_are_carried_over_unread(topic: Any) -> None
     "use", [lambda table, key: table.apply(_add, [key], [1]), lambda table, key: table.reduce(max, [key], [1])]
 )
 def test_what_was_not_restored_is_not_touched(use: Callable[[Table[int], bytes], Any], topic: Any) -> None:
-    """A record of a group that was not restored is a defect: it never meets an empty state. So is a foreign group."""
     index = topic.write_all(_table(1_000).freeze(1, 0))
     table = topic.restored(index, 1, range(64), 128, touched={7, 9})
     use(table, _key_of(7))

@@ -225,7 +225,6 @@ class Odd:
     ],
 )
 def test_what_would_come_back_as_something_else_is_refused(type_: Any, state: Any, why: str) -> None:
-    """A state of which its type keeps less, or something else, is refused while whoever returned it runs."""
     state_type = StateType[Any]("totals", type_)
     for encode in (state_type.encode, state_type.pack):
         with pytest.raises(StateUnstorable, match=rf"operator 'totals' would not come back .* as it was: .*{why}"):
@@ -260,7 +259,6 @@ def test_what_would_come_back_as_something_else_is_refused(type_: Any, state: An
     ],
 )
 def test_what_comes_back_as_it_was_is_taken(type_: Any, state: Any) -> None:
-    """A state that is equal when it is read again is none of these, in whatever order a set gives its items."""
     state_type = StateType[Any]("totals", type_)
     (read,) = state_type.decode(state_type.encode([state]), state_type.schema)
     assert state_type.pack([read]) == state_type.pack([read])
@@ -308,20 +306,17 @@ def test_fields_stored_by_position_may_only_be_added_to() -> None:
 
 
 def test_fields_of_a_named_tuple_are_stored_by_position() -> None:
-    """Fields that change places in a NamedTuple would be taken for each other."""
     old, new = NamedTuple("Pair", [("a", int), ("b", int)]), NamedTuple("Pair", [("b", int), ("a", int)])
     with pytest.raises(StateIncompatible, match="stored by position"):
         StateType("totals", new).require_readable(StateType("totals", old).schema)
 
 
 def test_a_dict_does_not_become_a_record_by_itself() -> None:
-    """Keys that the record has not would be dropped without a word."""
     with pytest.raises(StateIncompatible, match=r"Flat \(its keys beside sum, name\) would be lost"):
         StateType("totals", Flat).require_readable(StateType("totals", dict[str, int]).schema)
 
 
 def test_a_field_that_became_optional_is_still_looked_into() -> None:
-    """A field lost inside a field that got a default is found."""
     first, grown, renamed, _ = _versions()
     old = msgspec.defstruct("Outer", [("inner", first)])
     new = msgspec.defstruct("Outer", [("inner", renamed, msgspec.field(default_factory=lambda: renamed("")))])
@@ -339,7 +334,6 @@ def test_bytes_of_the_same_type_that_do_not_decode_are_damage() -> None:
 
 
 def test_an_older_version_is_migrated_step_by_step() -> None:
-    """Each step takes what it says it takes, and its result becomes the next; without a step, names and defaults do."""
     first = msgspec.defstruct("Total", [("sum", int), ("name", str)])
     last = msgspec.defstruct("Total", [("cents", int), ("count", int, 1)])
 
@@ -366,7 +360,6 @@ def test_a_migration_takes_the_type_that_it_names() -> None:
 
 
 def test_a_new_version_may_drop_fields() -> None:
-    """Without a new version that is refused, for nobody said that it is meant; a type that changed never fits so."""
     old = StateType[Any]("totals", msgspec.defstruct("Total", [("sum", int), ("name", str)]))
     shorter = msgspec.defstruct("Total", [("sum", int)])
     with pytest.raises(StateIncompatible, match=r"Total\.name would be lost"):
@@ -402,7 +395,6 @@ def test_a_record_of_a_generic_type() -> None:
     ],
 )
 def test_keys_that_would_become_one(old: Any, new: Any, value: Any) -> None:
-    """They are told by the types alone, as is a text that would be rounded; where the version is raised it is meant."""
     written, today = StateType[Any]("totals", old), StateType[Any]("totals", new)
     with pytest.raises(StateIncompatible, match=r"operator 'totals' cannot be read as .* would be lost"):
         today.require_readable(written.schema, 1)

@@ -28,7 +28,6 @@ def _table(type_: type) -> KeyedTable[Any]:
 
 
 def test_states_are_found_before_during_and_after_encoding() -> None:
-    """Wherever the state of a key lies (this interval, a frozen one, half encoded, the tables), records see it."""
     table = _table(int)
     keys = [canonical_key(number) for number in range(300)]
     table.apply(_add, keys, [1] * 300)
@@ -46,7 +45,6 @@ def test_states_are_found_before_during_and_after_encoding() -> None:
 
 
 def test_an_output_that_is_the_state_keeps_its_value() -> None:
-    """A function may return its mutable state as output and go on changing it."""
     table = _table(Total)
 
     def add(total: Total | None, amount: int) -> tuple[Total, Total]:

@@ -32,7 +32,6 @@ KEYS = [canonical_key(f"c{number}") for number in range(50)]
 
 
 def add(amount: int) -> Callable[[Total | None, None], tuple[Total, None]]:
-    """Makes what adds it to a state."""
     return lambda total, _: (Total((total.amount if total else 0) + amount), None)
 
 
@@ -58,7 +57,6 @@ def test_a_new_version_is_that_of_all_states(topic: Any, restored: Restore) -> N
 
 
 def test_a_first_checkpoint_that_failed(topic: Any, restored: Restore) -> None:
-    """The one after it has all states in the new version as well."""
     table = restored(CENTS, 1, first(topic, restored))
     table.freeze(2, 1)
     table.apply(add(100), KEYS[:1], [None])
@@ -69,7 +67,6 @@ def test_a_first_checkpoint_that_failed(topic: Any, restored: Restore) -> None:
 
 
 def test_key_groups_that_are_not_touched(topic: Any, restored: Restore) -> None:
-    """They are read, and written in the new version, by what otherwise reads only the key groups of its records."""
     table = restored(CENTS, 1, first(topic, restored), [key_group(KEYS[0], 16)])
     index = topic.write_all(table.freeze(2, 1))
     assert dict(restored(WITHOUT, 2, index).items()) == dict.fromkeys(KEYS, Total(500))
@@ -96,8 +93,6 @@ def mixed(topic: Any, restored: Restore, monkeypatch: pytest.MonkeyPatch) -> tup
 
 
 def test_a_chain_of_several_versions(topic: Any, restored: Restore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is read as long as there is the migration, and refused without: nothing else says what the old states mean.
-    A savepoint has no states of an older version."""
     index = mixed(topic, restored, monkeypatch)
     expected = {key: Total(600 if key == KEYS[0] else 500) for key in KEYS}
     with pytest.raises(StateIncompatible, match=r"'totals' is of version 2, and some .* no migration of version 1\."):
@@ -109,7 +104,6 @@ def test_a_chain_of_several_versions(topic: Any, restored: Restore, monkeypatch:
 
 
 def test_a_step_that_is_missing(topic: Any, restored: Restore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All migrations up to the version of the checkpoint are wanted, and none that lies behind it."""
     third = restored(VersionedState(Total, 3, {1: cents}), 2, mixed(topic, restored, monkeypatch))
     assert third.get(KEYS[1]) == Total(500)
     states = state_type.StateType[Any]("totals", VersionedState(Total, 4, {1: cents, 3: cents}))
@@ -119,7 +113,6 @@ def test_a_step_that_is_missing(topic: Any, restored: Restore, monkeypatch: pyte
 
 
 def test_keys_of_another_type(topic: Any, restored: Restore) -> None:
-    """They are refused, by operator and both types, before any state is read; what nobody knows is not."""
     texts, numbers = (VersionedState(Total, key_type=each) for each in (str, int))
     table = restored(texts, 0, ())
     table.apply(add(5), KEYS, [None] * 50)

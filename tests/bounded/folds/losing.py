@@ -122,7 +122,6 @@ class Lossy:
                 run.kill()
 
     def assert_exact(self) -> None:
-        """Readers that have read on all the time have seen every update once, in order."""
         seen = Together(self.kafka, self.seen_before)
         assert_totals(seen, f"{self.name}-out", self.fed)
         assert_copies(seen, f"{self.name}-copies", self.fed)

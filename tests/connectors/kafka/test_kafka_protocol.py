@@ -63,7 +63,6 @@ def await_nothing_left(before: tuple[int, int]) -> None:
 
 class TestRetries:
     def test_pauses_double(self) -> None:
-        """The pauses grow to a second, and the last ends with the time given."""
         passing = Time()
         wire = Wire(NOWHERE, timeout_ms=4_000, clock=passing, sleep=passing.sleep)
         attempt = Mock(side_effect=Again("the broker is busy"))
@@ -72,7 +71,6 @@ class TestRetries:
         assert passing.waited_ms == [5, 10, 20, 40, 80, 160, 320, 640, 1_000, 1_000, 725]
 
     def test_it_ends_with_success(self) -> None:
-        """The first result ends it, and other errors pass through at once."""
         passing = Time()
         wire = Wire(NOWHERE, timeout_ms=4_000, clock=passing, sleep=passing.sleep)
         attempt = Mock(side_effect=[Again("not yet"), Again("not yet"), 7, ValueError("a defect")])
@@ -131,7 +129,6 @@ class TestMemory:
         assert wire.remembering(attempt) == 7
 
     def test_a_client_that_failed_takes_its_memory_along(self, nobody: str) -> None:
-        """After a failure nothing is remembered: no stale address outlives it."""
         wire = wire_at(nobody, timeout_ms=10)
         wire.places.nodes = frozenset({1})
         with pytest.raises(NoAnswer):
@@ -169,7 +166,6 @@ class TestABroker:
             wire.retrying(wire.metadata, "Asking")
 
     def test_it_leaves_nothing_behind(self, kafka: Any) -> None:
-        """A closed wire has no thread and no descriptor, and opens again when asked."""
         gc.collect()
         before = holdings()
         wire = wire_at(kafka.bootstrap_servers, LONG_MS)
@@ -181,7 +177,6 @@ class TestABroker:
         await_nothing_left(before)
 
     def test_a_failed_client_is_thrown_away(self, kafka: Any) -> None:
-        """After a question to a broker that does not exist, the next question has a fresh client."""
         wire = wire_at(kafka.bootstrap_servers, LONG_MS)
         with pytest.raises(NoAnswer, match="12345"):
             wire.ask(MetadataRequest(topics=[]), 12345)

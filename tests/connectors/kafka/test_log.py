@@ -41,7 +41,6 @@ def end(cluster: Any, committable: Committable, *, commit: bool) -> None:
 
 
 def ended(cluster: Any, transactional_id: str, topic: str, *, commit: bool) -> Committable:
-    """A transaction with VALUES that was ended."""
     cluster.open(transactional_id, topic, VALUES)
     committable: Committable = cluster.committable(transactional_id)
     end(cluster, committable, commit=commit)
@@ -76,7 +75,6 @@ class TestFate:
             assert fate.result(LIMIT_S) is Fate.COMMITTED
 
     def test_an_older_open_transaction_pins_it(self, cluster: Any, topic: str, log: Log) -> None:
-        """While another's transaction holds the readers back, the error names the partition and both offsets."""
         cluster.open(f"{topic}-other", topic, VALUES)
         committable = ended(cluster, topic, topic, commit=True)
         hasty = Log(cluster.config, timeout_ms=10_000)
@@ -87,7 +85,6 @@ class TestFate:
         assert log.fate(committable) is Fate.COMMITTED
 
     def test_removed(self, cluster: Any, topic: str, log: Log) -> None:
-        """Where the records are gone, the next producer's record at that place is not taken for ours."""
         cluster.topics.create(f"{topic}-one", partitions=1)
         committable = ended(cluster, topic, f"{topic}-one", commit=False)
         cluster.visible(f"{topic}-one")
@@ -126,7 +123,6 @@ class TestFate:
             log.fate(missing)
 
     def test_ended_by_hand_in_one_partition(self, cluster: Any, topic: str, log: Log) -> None:
-        """Aborted by an administrator in one partition and committed in the other: that is a Halt which says so."""
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         abort_in_partition(cluster, committable, topic, 0)
@@ -170,7 +166,6 @@ class TestRecords:
 
     @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
     def test_they_are_verbatim(self, cluster: Any, topic: str, log: Log, codec: str) -> None:
-        """Nulls, empty bytes, timestamps, and the order and repetition of headers are kept, under every codec."""
         given: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]] = [
             (None, None, [], 1),
             (b"", b"", [("a", b""), ("a", None), ("b", b"\xff"), ("a", b"1")], 1_356_998_400_000),
@@ -208,7 +203,6 @@ class TestRecords:
         assert [each.value for each in records] == values[1::2]
 
     def test_incomplete(self, cluster: Any, topic: str, log: Log) -> None:
-        """Nothing is given unless all is there: a removed start, a wrong count, another epoch or producer."""
         committable = ended(cluster, topic, topic, commit=False)
         producer_id, epoch, written = committable.producer_id, committable.epoch, committable.written[0]
         cluster.visible(topic)
@@ -301,7 +295,6 @@ def are_gone(log: Log, committable: Committable) -> bool:
 
 
 def test_parsing_stops_at_a_cut_batch() -> None:
-    """Of bytes that end within a batch, the batches whose header is whole are given, and none is made up."""
     data = b"".join(batch_of(number) for number in (1, 2, 3))
     whole = list(parse_batches(data))
     assert [(each.producer_id, each.epoch, each.base_sequence, each.records) for each in whole] == [

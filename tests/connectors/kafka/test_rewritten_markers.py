@@ -44,8 +44,6 @@ def raised(ended: Ending) -> Ending:
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_where_nothing_is_open_nothing_changes(cluster: Any, topic: str, ended: Ending, commit: bool) -> None:
-    """A transaction that is complete keeps its verdict and its records, also if the wrong verdict is written again;
-    only its epoch grows."""
     cluster.transactions.rewrite_markers(raised(ended), [(topic, 0)], commit=commit)
     expected = "CompleteCommit" if commit else "CompleteAbort"
     cluster.wait_until(lambda: state_of(cluster.transactions, topic).state == expected)
@@ -55,7 +53,6 @@ def test_where_nothing_is_open_nothing_changes(cluster: Any, topic: str, ended: 
 
 
 def test_what_was_begun_is_taken_over(cluster: Any, topic: str, ended: Ending) -> None:
-    """A transaction that was begun for this and not ended is committed, not aborted first: no epoch is skipped."""
     broker = RealBroker(cluster.config.bootstrap_servers)
     assert broker.add_to_transaction(topic, ended.producer_id, ended.epoch + 1, topic, 0) is Error.NONE
     assert state_of(cluster.transactions, topic).state == "Ongoing"
@@ -67,7 +64,6 @@ def test_what_was_begun_is_taken_over(cluster: Any, topic: str, ended: Ending) -
 
 @pytest.mark.parametrize("past", [-1, 1])
 def test_where_the_id_has_another_epoch_nothing_is_done(cluster: Any, topic: str, ended: Ending, past: int) -> None:
-    """An epoch that is over, or that never was, ends nothing, and is no error."""
     last = Ending(topic, ended.producer_id, ended.epoch + 1 + past)
     cluster.transactions.rewrite_markers(last, [(topic, 0)], commit=False)
     state = state_of(cluster.transactions, topic)
@@ -76,7 +72,6 @@ def test_where_the_id_has_another_epoch_nothing_is_done(cluster: Any, topic: str
 
 
 def test_a_later_transaction_of_the_id_is_not_ended(cluster: Any, topic: str, ended: Ending) -> None:
-    """An id that has gone on since has a later epoch: whoever stood still ends nothing of it."""
     cluster.open(topic, topic, [b"undecided"])
     cluster.transactions.rewrite_markers(raised(ended), [(topic, 0)], commit=True)
     assert state_of(cluster.transactions, topic).state == "Ongoing"

@@ -47,7 +47,6 @@ def statistics(
     ],
 )
 def test_what_statistics_show(told: str, silent: bool) -> None:
-    """A leader that is unknown, away or does not answer is silent; one that need not answer is not."""
     now_s = 100.0
     silence = Silence("orders", {0}, lambda: now_s)
     silence.hear(told)
@@ -63,7 +62,6 @@ def test_what_statistics_show(told: str, silent: bool) -> None:
 @pytest.mark.broker
 @pytest.mark.slow
 def test_a_broker_that_hangs(stoppable: OwnCluster, topic_name: str) -> None:
-    """An idle source is not waiting; with a stopped broker it says for which partitions it waits, until it answers."""
     cluster = stoppable
     topic = cluster.create_topic(topic_name, 2)
     config: Any = {"bootstrap.servers": cluster.bootstrap_servers}

@@ -108,7 +108,6 @@ class TestTheTableOfAnswers:
             producer.commit_transaction(LIMIT_S)
 
     def test_commit_again_at_once(self, cluster: Any, topic: str) -> None:
-        """While the markers are being written, the same commit is answered by BUSY; then by COMPLETED."""
         attempts = itertools.count()
 
         def was_busy() -> bool:
@@ -127,7 +126,6 @@ class TestTheTableOfAnswers:
 
     @pytest.mark.parametrize(("id_ahead", "epoch_ahead"), [(1_000_000, 0), (0, 1)])
     def test_what_is_not_the_transactions(self, cluster: Any, topic: str, id_ahead: int, epoch_ahead: int) -> None:
-        """Another producer id, or an epoch to come, answers UNKNOWN and ends nothing."""
         cluster.open(topic, topic, VALUES)
         opened = state_of(cluster, topic)
         wrong = opened.producer_id + id_ahead, opened.epoch + epoch_ahead
@@ -151,7 +149,6 @@ time.sleep(600)
 
 
 def test_commit_of_a_killed_producer(cluster: Any, topic: str) -> None:
-    """What a process wrote before it was killed is committed by another, and is visible whole."""
     command = [sys.executable, "-c", KILLED_WRITER, cluster.config.bootstrap_servers, topic]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
@@ -172,7 +169,6 @@ class TestDescribing:
         assert opened.start_time_ms > 0
 
     def test_producers_prove_the_count(self, cluster: Any, topic: str) -> None:
-        """With a fresh epoch, last sequence + 1 is the number of the transaction's records in the partition."""
         cluster.open(topic, topic, VALUES[:61])
         opened = state_of(cluster, topic)
         shown = {each.partition: each for each in cluster.transactions.producers(opened.partitions)}
@@ -240,7 +236,6 @@ class TestFencing:
 
     @pytest.mark.parametrize("at", ["idle", "writing", "committed"])
     def test_a_zombie(self, cluster: Any, topic: str, at: str) -> None:
-        """It loses what it has not committed, and can neither add to it nor begin another; what it committed stays."""
         zombie = cluster.producer(topic) if at == "idle" else cluster.open(topic, topic, VALUES)
         if at == "committed":
             zombie.commit_transaction(LIMIT_S)
@@ -252,7 +247,6 @@ class TestFencing:
         assert cluster.visible(topic) == (VALUES if at == "committed" else [])
 
     def test_twice_and_never_used(self, cluster: Any, topic: str) -> None:
-        """Aborting again, or an id that nobody used, ends without harm."""
         cluster.open(topic, topic, VALUES)
         for _ in range(3):
             cluster.transactions.abort_listed(listed(topic) + listed(f"{topic}-never"))
@@ -314,7 +308,6 @@ def raise_epochs(cluster: Any, transactional_ids: list[str], epoch: int) -> None
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_memory_stays(cluster: Any, topic: str) -> None:
-    """Two hundred cycles of describing, listing, ending and fencing leave neither memory, threads nor descriptors."""
     producer = cluster.producer(topic)
 
     def cycle() -> None:

@@ -124,7 +124,6 @@ def make_target(tmp_path: Path) -> Iterator[Callable[..., Target]]:
 
 @pytest.fixture(params=["renameat2", "link"])
 def renaming(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of renaming without overwriting."""
     if request.param == "link":
         monkeypatch.setattr(folders, "_renameat2", lambda old, new: False)
 

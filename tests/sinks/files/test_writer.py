@@ -97,7 +97,6 @@ def test_open_files_are_bounded(either, stage, monkeypatch) -> None:
 
 
 def test_many_folders_share_what_is_held_back(either, stage, monkeypatch) -> None:
-    """More folders than files may be open still get one file each, as long as memory holds their rows."""
     monkeypatch.setattr(staging, "OPEN_MAX", 4)
     opened = either.open()
     for round_ in range(5):
@@ -136,7 +135,6 @@ def test_what_is_held_back_is_what_memory_holds(make_target, stage, monkeypatch,
 
 
 def test_many_small_parts_are_joined_before_they_are_written(make_target, monkeypatch) -> None:
-    """Many folders with few rows each get one file each, in order, though their parts take more than the rows."""
     import pyarrow.parquet
 
     monkeypatch.setattr(staging, "HELD_BYTES_MAX", 1_600_000)
@@ -186,7 +184,6 @@ def _wait(condition: Callable[[], object]) -> None:
 
 
 def test_a_slow_disk_shows_in_full_and_never_in_write(target, totals, monkeypatch, flushed) -> None:
-    """Writing and the barrier return while the disk stands still; `full` says so, and gives way without a barrier."""
     monkeypatch.setattr(writer, "BACKLOG_BYTES_MAX", 1_000)
     target.led()
     opened = target.open()
@@ -258,7 +255,6 @@ def test_attempts_of_one_subtask_never_share_a_name(target, totals, stage) -> No
 
 
 def test_at_least_once_publishes_at_the_barrier(make_target, totals, stage) -> None:
-    """With delivery="at_least_once" files appear before the decision, and rows that are written again come twice."""
     target = make_target(delivery="at_least_once")
     target.committer().check()
     assert stage(target.open(), 1, totals(1, 2)) == FlushedInterval()

@@ -99,7 +99,6 @@ def flushed(writer: KafkaWriter, checkpoint: int) -> int:
 
 
 def test_a_flush_does_not_linger(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
-    """With a linger.ms of minutes the records before a barrier are sent at the barrier."""
     kafka.create_topic(topic_name)
     writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
     writer.write(Outputs([b"1", b"2"], None, None))
@@ -110,8 +109,6 @@ def test_a_flush_does_not_linger(kafka: KafkaCluster, topic_name: str, writer_at
 
 
 def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
-    """A delivery that fails during the flush fails the sink, and there is no precommit; no other attempt would fare
-    better where a record is too large."""
     kafka.create_topic(topic_name, max_message_bytes=1_000)
     writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
     writer.write(Outputs([b"small"], None, None))
@@ -123,7 +120,6 @@ def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, 
 
 
 def test_a_record_that_the_client_refuses(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
-    """It is told likewise, before anything is sent."""
     kafka.create_topic(topic_name)
     writer = writer_at(kafka, topic_name, {"message.max.bytes": 2_000})
     with pytest.raises(RecordError, match=r"a record of 5,001 bytes.* message\.max\.bytes"):
@@ -131,7 +127,6 @@ def test_a_record_that_the_client_refuses(kafka: KafkaCluster, topic_name: str, 
 
 
 def test_a_record_without_a_key_for_a_compacted_topic(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
-    """The broker takes none, however often it is asked: the error says what the sink lacks."""
     kafka.create_topic(topic_name, cleanup_policy="compact")
     writer = writer_at(kafka, topic_name, {})
     writer.write(Outputs([b"1", b"2"], None, None))
@@ -222,8 +217,6 @@ def produced(cluster: OwnCluster, topic: str, transactional_id: str = "") -> str
 @pytest.mark.exhaustive(but=["True"])
 @pytest.mark.parametrize("barrier", [False, True])
 def test_a_broker_that_takes_nothing(guarded: OwnCluster, topic_name: str, writer_at: Make, barrier: bool) -> None:
-    """While the broker hangs, records of a megabyte fill no more than the bounds, before a barrier and behind one; then
-    all of them are flushed."""
     cluster = guarded
     cluster.create_topic(topic_name, max_message_bytes=2 * MEGABYTE)
     writer = writer_at(cluster, topic_name, {"message.max.bytes": 2 * MEGABYTE})

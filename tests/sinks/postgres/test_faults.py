@@ -59,7 +59,6 @@ def test_a_server_that_is_paused(database: Database) -> None:
 
 
 def test_a_server_that_shuts_down(database: Database) -> None:
-    """A store whose server was stopped and started between two applies connects again."""
     store = database.ready()
     assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
     waiting = chunks(store, [Total("bob", 2)])

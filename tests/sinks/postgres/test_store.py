@@ -17,7 +17,6 @@ from exactlyonce.sinks.write_ahead.store import LedgerBehind
 
 
 def test_a_restored_ledger_is_told_by_its_numbers(database: Database) -> None:
-    """After the database was restored a fence returns the older numbers; a run that goes on meanwhile is refused."""
     store = database.ready()
     for checkpoint in (1, 2):
         assert store.apply(chunks(store, [Total("ann", checkpoint)]), entry(checkpoint))
@@ -41,7 +40,6 @@ class Other(msgspec.Struct):
 
 
 def test_rows_of_other_columns_are_not_mistaken(database: Database) -> None:
-    """Rows that were encoded for another type, mode or key are refused, and none of their chunk is written."""
     store = database.ready()
     database.execute("ALTER TABLE totals ADD COLUMN euros bigint NOT NULL DEFAULT 0")
     database.execute("ALTER TABLE totals ALTER COLUMN cents SET DEFAULT 0")
@@ -117,7 +115,6 @@ class Lasting(msgspec.Struct, frozen=True):
 
 @pytest.mark.parametrize("type_", ["interval(0)", "interval hour to minute"])
 def test_an_interval_that_is_cut_while_rows_wait(database: Database, type_: str) -> None:
-    """A span that the column would round or cut is refused."""
     store = database.ready(Lasting)
     waiting = chunks(store, [Lasting("ann", timedelta(seconds=1.25))])
     database.execute(f"ALTER TABLE totals ALTER COLUMN lasts TYPE {type_}")
@@ -142,7 +139,6 @@ def test_a_table_that_leaves_its_ledger_is_not_followed(database: Database) -> N
 
 @pytest.mark.parametrize("table", ['we"ird Näme; DROP TABLE x--', "select", "a%sb{c}"])
 def test_names_are_quoted(database: Database, table: str) -> None:
-    """A table, schema, pipeline and sink of any name are written to, and nothing else happens."""
     database.execute('CREATE SCHEMA "my.%s schema{}"')
     for mode in ("append", "upsert", "delete"):
         store = database.store(table=table + mode, schema="my.%s schema{}", mode=mode, key=key_of(mode))
@@ -154,7 +150,6 @@ def test_names_are_quoted(database: Database, table: str) -> None:
 
 
 def test_a_table_in_a_schema(database: Database) -> None:
-    """The name "schema.table" is looked for there, and the ledger is beside the table."""
     database.execute("CREATE SCHEMA shop")
     store = database.ready(table="shop.totals")
     assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
@@ -163,7 +158,6 @@ def test_a_table_in_a_schema(database: Database) -> None:
 
 
 def test_a_table_that_was_dropped(database: Database) -> None:
-    """It is not made anew while the ledger has rows of the sink; it is for another one, and for a weaker delivery."""
     store = database.ready()
     assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
     database.execute("DROP TABLE totals")

@@ -28,7 +28,6 @@ def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
 
 
 def catch_up(job: PreparedJob, folder: Path) -> None:
-    """Run to the end of the input, in this process."""
     reference: dict[str, object] = {
         "module": "prepared_totals",
         "attribute": "totals",

@@ -22,7 +22,6 @@ def tagged(server: RedisServer) -> RedisStore:
 
 
 def gather(*servers: RedisServer) -> None:
-    """Make a cluster of them, each with a share of the slots."""
     share = SLOTS // len(servers)
     for number, server in enumerate(servers):
         server.client.execute_command("CLUSTER", "ADDSLOTSRANGE", number * share, (number + 1) * share - 1)
@@ -49,7 +48,6 @@ def test_a_cluster_asks_for_a_hash_tag(node: RedisServer) -> None:
 
 
 def test_keys_without_the_tag_are_refused_when_they_are_encoded(node: RedisServer) -> None:
-    """The key is named, and how it has to begin."""
     store = store_of(node.url, hash_tag="shop")
     store.check()
     with pytest.raises(ValueError, match=r"key: b'total:ann' has not the hash tag \{shop\}.*begin it with \{shop\}"):
@@ -57,7 +55,6 @@ def test_keys_without_the_tag_are_refused_when_they_are_encoded(node: RedisServe
 
 
 def test_rows_and_ledger_lie_in_one_slot(node: RedisServer) -> None:
-    """A part of several keys is written in one step."""
     store = tagged(node)
     store.check()
     store.fence("shop", "totals", 1, "t")
@@ -68,7 +65,6 @@ def test_rows_and_ledger_lie_in_one_slot(node: RedisServer) -> None:
 
 
 def test_the_slot_is_found_on_another_server(own_server: Own) -> None:
-    """The address may be that of any server of the cluster, and the slot may move."""
     servers = [own_server(cluster_enabled="yes") for _ in range(2)]
     gather(*servers)
     stores = [tagged(server) for server in servers]
@@ -81,7 +77,6 @@ def test_the_slot_is_found_on_another_server(own_server: Own) -> None:
 
 
 def test_a_slot_on_its_way_is_waited_for(own_server: Own) -> None:
-    """While some of the keys are here and some are not, nothing is written."""
     servers = [own_server(cluster_enabled="yes") for _ in range(2)]
     gather(*servers)
     slot = servers[0].client.execute_command("CLUSTER", "KEYSLOT", LEDGER)

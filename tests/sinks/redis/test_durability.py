@@ -57,7 +57,6 @@ def test_what_was_answered_is_there_after_a_kill(own_server: Own) -> None:
 
 
 def test_an_answer_waits_for_the_disk(own_server: Own) -> None:
-    """Where the server has WAITAOF: fence, apply, and the finding that all is applied wait for it."""
     server = own_server(appendfsync="everysec")
     if not server.has_waitaof:
         pytest.skip("this server is older than 7.2, and has no WAITAOF")
@@ -73,7 +72,6 @@ def test_an_answer_waits_for_the_disk(own_server: Own) -> None:
 
 
 def test_a_server_that_cannot_tell_is_asked_once(own_server: Own) -> None:
-    """Before 7.2 there is no WAITAOF; without durable= it is not even asked."""
     server = own_server(appendfsync="everysec")
     if server.has_waitaof:
         pytest.skip("this server is of 7.2 or newer, and has WAITAOF")
@@ -95,7 +93,6 @@ def _errors(client: Any) -> dict[str, int]:
 
 
 def test_a_disk_that_is_never_reached_is_no_answer(own_server: Own) -> None:
-    """appendfsync was changed to no during the run: it is said to be unavailable, and why."""
     server = own_server(appendfsync="no")
     if not server.has_waitaof:
         pytest.skip("this server is older than 7.2, and has no WAITAOF")
@@ -108,7 +105,6 @@ def test_a_disk_that_is_never_reached_is_no_answer(own_server: Own) -> None:
 
 
 def test_a_server_that_forgets_all_is_found(own_server: Own) -> None:
-    """Without a log it comes up empty: the next apply is refused, and the next fence reads an empty ledger."""
     server = own_server(appendonly="no")
     store = begun(store_of(server.url, durable=False))
     store.fence("shop", "totals", 1, "t")

@@ -25,7 +25,6 @@ def sums(server: RedisServer) -> list[int]:
 
 
 def test_an_answer_that_is_lost_and_lands_late(server: RedisServer) -> None:
-    """The server is paused with the request in its hands: it is applied once, by whichever request comes first."""
     store = hasty(a_stream(server), 0.3)
     store.fence("shop", "totals", 1, "t")
     chunks = chunks_of(store, totals(10))
@@ -40,7 +39,6 @@ def test_an_answer_that_is_lost_and_lands_late(server: RedisServer) -> None:
 
 
 def test_a_part_that_lands_late_changes_nothing(server: RedisServer) -> None:
-    """A retry finds what parts there are, also those that come to be there while it goes on."""
     store = hasty(a_stream(server, part_rows=3), 0.3)
     chunks = chunks_of(store, totals(10), 2)
 
@@ -62,7 +60,6 @@ def test_a_part_that_lands_late_changes_nothing(server: RedisServer) -> None:
 
 
 def test_another_applies_parts_meanwhile(server: RedisServer) -> None:
-    """Two processes of one incarnation apply one committable at a time: each row comes once."""
     first, second = a_stream(server, part_rows=2), a_stream(server, part_rows=3)
     chunks = chunks_of(first, totals(9), 1)
 
@@ -77,7 +74,6 @@ def test_another_applies_parts_meanwhile(server: RedisServer) -> None:
 
 
 def test_a_zombie_of_an_older_incarnation_is_fenced(server: RedisServer) -> None:
-    """It applies nothing, between two parts neither, and cannot fence; what is fenced changes nothing."""
     zombie, newer = a_stream(server, part_rows=2), a_stream(server)
     zombie.fence("shop", "totals", 1, "t")
 
@@ -100,7 +96,6 @@ def test_a_zombie_of_an_older_incarnation_is_fenced(server: RedisServer) -> None
 
 
 def test_a_ledger_that_went_back_is_found(server: RedisServer) -> None:
-    """It is read by the next fence, and refuses what would leave out a checkpoint."""
     store = a_stream(server)
     store.fence("shop", "totals", 1, "t")
     store.apply(chunks_of(store, totals(1)), entry(1))
@@ -127,7 +122,6 @@ def test_a_ledger_that_went_back_into_a_checkpoint_is_found(server: RedisServer)
 
 
 def test_parts_that_are_gone_are_applied_again(server: RedisServer) -> None:
-    """A server that loses a part between two goes on behind what it has, at the next attempt."""
     store = a_stream(server, part_rows=2)
     chunks = chunks_of(store, totals(8), 1)
 
@@ -145,7 +139,6 @@ def test_parts_that_are_gone_are_applied_again(server: RedisServer) -> None:
 
 
 def test_a_connection_that_was_lost_is_made_again(server: RedisServer) -> None:
-    """The next request goes over a new one, also after a restart of the server; forgotten scripts are sent again."""
     store = a_stream(server)
     store.apply(chunks_of(store, totals(1)), entry(1))
     server.client.client_kill_filter(_type="normal", skipme=True)
@@ -160,8 +153,6 @@ def test_a_connection_that_was_lost_is_made_again(server: RedisServer) -> None:
 
 
 def test_an_answer_that_was_not_read_is_taken_for_no_other(server: RedisServer) -> None:
-    """Whoever is interrupted while it waits asks again over another connection."""
-
     class Interrupted(BaseException): ...
 
     def interrupt(*_: object) -> None:

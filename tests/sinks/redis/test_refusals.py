@@ -70,7 +70,6 @@ def test_a_place_that_is_not_there(server: RedisServer) -> None:
 
 
 def test_a_server_that_is_away(own_server: Own) -> None:
-    """Refused, killed, paused: it is unavailable, and nothing hangs."""
     server = own_server()
     begun(store_of(server.url))
     store = hasty(store_of(server.url), 0.3)
@@ -106,14 +105,12 @@ def test_the_rights_of_the_page_are_enough(server: RedisServer, kind: Any) -> No
      ("string", "info")],
 )  # fmt: skip
 def test_a_right_that_is_missing(server: RedisServer, kind: Any, missing: str) -> None:
-    """The check names it, before anything is written."""
     store = store_of(with_user(server, *(right for right in ALLOWED if right != f"+{missing}"), "~*"), kind=kind)
     assert re.search(rf"\b{missing}\b", refused(store.check, StoreError, "NOPERM", "ACL SETUSER"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_that_is_not_allowed(server: RedisServer, kind: Any) -> None:
-    """Among keys that are: none of them is written."""
     store = begun(store_of(with_user(server, *ALLOWED, "~total:a*", "~exactlyonce_ledger:*"), kind=kind))
     store.check()
     waiting = chunks_of(store, [Total("ann", 1), Total("bob", 1)])
@@ -141,7 +138,6 @@ def test_a_server_that_may_lose_rows(
     own_server: Own, settings: dict[str, str], options: dict[str, Any], texts: tuple[str, ...], better: str,
     accepted: dict[str, Any],
 ) -> None:  # fmt: skip
-    """One that evicts any key, has no log, or never waits for its disk is refused, unless nothing has to last."""
     server = own_server(**settings)
     refused(store_of(server.url, **options).check, StoreError, *texts)
     if better:
@@ -204,7 +200,6 @@ def test_a_value_longer_than_the_server_takes(server: RedisServer) -> None:
 
 
 def test_a_replica(own_server: Own, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check asks for the primary; one that becomes a replica during a run is waited for, and the URL read again."""
     primary, replica = own_server(), own_server()
     begun(store_of(primary.url))
     monkeypatch.setenv("THE_REDIS", replica.url)
@@ -220,7 +215,6 @@ def test_a_replica(own_server: Own, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_disk_that_cannot_be_written(own_server: Own) -> None:
-    """MISCONF: nothing is written, and the error says that the server's disk is the matter."""
     server = own_server(save="3600 1", appendonly="no")
     store = begun(store_of(server.url, durable=False, kind="stream"))
     (server.folder / "dump.rdb").mkdir()

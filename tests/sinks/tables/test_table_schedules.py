@@ -17,7 +17,6 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_a_commit_whose_answer_is_lost_has_been_done(tables: Tables, mode: str) -> None:
-    """The server committed, the client was not told: the next apply finds it in the ledger, over a new connection."""
     store = tables.ready(mode, proxied=True)
     waiting = tables.chunks(store)
     tables.proxy.meet(tables.commit, Fate.ANSWER_LOST)
@@ -81,7 +80,6 @@ def test_a_server_killed_in_the_middle_has_nothing_of_it(tables: Tables) -> None
 
 
 def test_two_at_once_write_the_first_row_of_a_subtask(tables: Tables, aside: Any) -> None:
-    """Of two that apply one committable, where there is no row yet, one waits for the other, and finds it done."""
     one, other = tables.ready(), tables.store()
     waiting = tables.chunks(one)
     held = Held(waiting)
@@ -95,7 +93,6 @@ def test_two_at_once_write_the_first_row_of_a_subtask(tables: Tables, aside: Any
 
 
 def test_of_two_at_once_the_second_does_what_the_first_gave_up(tables: Tables, aside: Any) -> None:
-    """Where the one that came first fails in the middle, the one that waited writes the rows."""
     one, other = tables.ready(), tables.store()
     waiting = tables.chunks(one)
     held = Held([waiting[0], tables.spoilt])
@@ -142,7 +139,6 @@ def test_a_fence_waits_for_a_commit_that_lands_late(tables: Tables, aside: Any) 
 
 @on_mariadb
 def test_a_fence_waits_for_a_zombie_in_the_middle_of_its_rows(tables: Tables, aside: Any) -> None:
-    """An apply that began before the fence ends before it; one that begins after it is fenced."""
     store = tables.ready()
     held = Held(tables.chunks(store))
     zombie = aside(store.apply, held, entry(1))
@@ -176,7 +172,6 @@ def test_a_zombie_that_is_silent_is_ended_by_the_server(tables: Tables, aside: A
 
 @on_mariadb
 def test_an_apply_behind_a_fence_is_fenced(tables: Any, aside: Any) -> None:
-    """An apply that comes while a fence is under way waits for its end, and learns of the newer incarnation."""
     store = tables.ready()
     with tables.server.connection() as fence:
         fence.begin()
@@ -190,7 +185,6 @@ def test_an_apply_behind_a_fence_is_fenced(tables: Any, aside: Any) -> None:
 
 @on_mariadb
 def test_many_at_once_apply_each_checkpoint_once(tables: Tables, aside: Any) -> None:
-    """Four appliers race through the same checkpoints of three subtasks: deadlocks are retried, nothing is doubled."""
     waiting = tables.chunks(tables.ready())
 
     def race() -> int:
@@ -212,8 +206,6 @@ def test_many_at_once_apply_each_checkpoint_once(tables: Tables, aside: Any) -> 
 
 @on_mariadb
 def test_a_paused_server_is_unavailable(tables: Any) -> None:
-    """A server that gives no sign of life does not hold a call for longer than its limit, connected or not; what it
-    had taken of an apply is rolled back, or waited for by the next one."""
     waiting = tables.chunks(tables.ready())
     middle, connected, new = (tables.store(quick=True) for _ in range(3))
     assert connected.apply(waiting, entry(1))
@@ -236,7 +228,6 @@ def test_a_paused_server_is_unavailable(tables: Any) -> None:
 
 @on_mariadb
 def test_a_connection_lost_while_idle_is_made_again(tables: Any) -> None:
-    """A connection that was killed, or that the server has closed, costs no apply."""
     store = tables.ready()
     waiting = tables.chunks(store)
     assert store.apply(waiting, entry(1))

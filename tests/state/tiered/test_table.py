@@ -43,7 +43,6 @@ def written(process: Process) -> list[bytes]:
 
 
 def groups_read(blocks: StateBlocks, indexes: list[bytes]) -> set[int]:
-    """The key groups of the blocks that were fetched."""
     found = {block.ref: block.groups for part in indexes for block in decode_index(part).blocks}
     masks = [found[ref] for ref in blocks.read]
     return {group for group in range(MAX_PARALLELISM) for mask in masks if mask >> group & 1}
@@ -63,7 +62,6 @@ def test_state_is_read_when_a_record_wants_it(process: Process, blocks: StateBlo
 
 
 def test_the_rest_is_read_between_batches(process: Process, blocks: StateBlocks) -> None:
-    """`fetch` reads a few key groups after the others, in slices, and says when there is none any more."""
     indexes = written(process)
     blocks.read.clear()
     subtasks, counts = process(indexes=indexes, checkpoint=1), set[int]()
@@ -82,7 +80,6 @@ def test_the_rest_is_read_between_batches(process: Process, blocks: StateBlocks)
 def test_a_record_wants_what_is_being_read(
     slices: int, process: Process, blocks: StateBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After any slice a record may want any key group: its change stays, whatever of the group was read before."""
     monkeypatch.setattr(store, "LOADED_ENTRIES", 1_000)
     indexes = written(process)
     for number in range(12):
@@ -111,7 +108,6 @@ def while_one_is_read(process: Process, monkeypatch: pytest.MonkeyPatch) -> tupl
 def test_records_want_another_while_one_is_read(
     process: Process, blocks: StateBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a key group that is read in part, what a record changes stays, also if another one was wanted before it."""
     after, begun, other = while_one_is_read(process, monkeypatch)
     after.put({other: 2})
     after.put({begun: 3})
@@ -150,7 +146,6 @@ def test_blocks_that_go_while_they_are_read(process: Process, blocks: StateBlock
 
 
 def test_a_disk_that_fills_within_a_batch(process: Process, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What finds no room between two slices waits in memory, and the records of the batch are applied."""
     after = process()
     after.put(dict.fromkeys(range(4), 1))
     after.freeze(1, 0)
@@ -172,7 +167,6 @@ def test_a_record_wants_what_is_read_while_the_disk_is_full(process: Process, mo
 
 
 def test_a_checkpoint_of_what_was_not_read(process: Process, blocks: StateBlocks) -> None:
-    """A snapshot refers to the blocks of key groups that nobody has wanted, and has what records changed of others."""
     indexes = written(process)
     table = process(indexes=indexes, checkpoint=1)
     table.put({7: 2})
@@ -185,7 +179,6 @@ def test_a_checkpoint_of_what_was_not_read(process: Process, blocks: StateBlocks
 
 
 def test_what_is_read_later_does_not_hide_changes(process: Process, blocks: StateBlocks) -> None:
-    """A key that was new, one that was changed, one that was deleted: each stays so when the rest comes."""
     indexes = written(process)
     after = process(indexes=indexes, checkpoint=1)
     after.put({7: 2, 8: None, 90_000: 5})
@@ -197,7 +190,6 @@ def test_what_is_read_later_does_not_hide_changes(process: Process, blocks: Stat
 
 
 def test_saving_is_waited_for_by_what_would_change_it(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot does not wait until its files are saved; what is settled behind it does."""
     may_save, log = Event(), list[str]()
     save, write = LocalStore.save, LocalStore.write
 
@@ -250,8 +242,6 @@ STEPS = st.lists(
 @settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_any_history(steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None) -> None:
-    """Records, checkpoints that complete or are aborted half-way, restarts with files or without, in any order: the
-    table is a dict, and each checkpoint is that dict at its barrier."""
     subtasks, model = process(Cart), dict[bytes, Cart]()
     indexes, checkpoint, latest, at_checkpoint = list[bytes](), 0, 0, dict[bytes, Cart]()
     for step, value in steps:
@@ -300,8 +290,6 @@ WHILE_RECORDS_COME = st.lists(
 def test_checkpoints_while_records_come(
     steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None
 ) -> None:
-    """Several checkpoints at once, each encoded in slices between records that outgrow memory, restarts in between:
-    each is the state at its barrier, in its blocks as in the files that are taken again."""
     subtasks, model = process(), dict[bytes, int]()
     indexes, base, latest, at_base = list[bytes](), 0, 0, dict[bytes, int]()
     open_: list[tuple[int, TableSnapshot, Any, list[BlockRef], dict[bytes, int]]] = []

@@ -57,7 +57,6 @@ def entry(checkpoint: int, previous: int | None = None, **others: Any) -> Ledger
 
 
 def chunks_of(store: RedisStore, records: Iterable[Any], rows: int = 100) -> list[bytes]:
-    """Encoded rows, *rows* of them in a chunk."""
     encoded = store.encoder().encode(list(records))
     return [b"".join(encoded[at : at + rows]) for at in range(0, len(encoded), rows)]
 
