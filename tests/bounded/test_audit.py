@@ -17,7 +17,7 @@ from auditing import TARGET, Quiet, order_at, run_flawed
 from bounded import HERE, Fed, catch_up, load_pipeline
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
 from running import Run, abort_while_a_worker_sleeps, orders
-from settled import ended_transactions
+from settled import await_readable, ended_transactions
 
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.store.log_reader import read_history
@@ -175,6 +175,7 @@ def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeyp
     for each in (each for each in history.manifests[number].committables if each.sink == "out"):
         decided.update({written.partition: written.count for written in each.written})
     assert {each["partition"]: each["replayed"] for each in report["counts"] if each["sink"] == "out"} == decided
+    await_readable(fed.kafka, f"{fed.name}-replayed", f"{fed.name}-out")
     again = fed.kafka.read_committed(f"{fed.name}-replayed")
     original = {(each.partition, each.key, each.value) for each in fed.kafka.read_committed(f"{fed.name}-out")}
     assert len(again) == report["records_produced"] == decided.total()

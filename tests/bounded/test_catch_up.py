@@ -14,6 +14,7 @@ import pytest
 from auditing import Quiet
 from bounded import HERE, Fed, Silent, catch_up, load_pipeline, run_local, start
 from running import assert_totals, orders
+from settled import await_readable
 
 from exactlyonce.checkpoint import leader
 from exactlyonce.cli.main import main
@@ -258,6 +259,7 @@ def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
     counts = [{sink: count for sink, _, count in each.sinks}["out"] for each in progress.checkpoints]
     assert counts == [counts[0], *[7] * (len(counts) - 1)]
     assert counts[0] < 7
+    await_readable(fed.kafka, f"{fed.name}-out")
     assert len(fed.kafka.read_committed(f"{fed.name}-out")) == len(fed.all)
     report = Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run()
     assert (report.findings, report.checkpoints[-1]) == ([], progress.checkpoints[-1].checkpoint)

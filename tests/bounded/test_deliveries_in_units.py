@@ -14,6 +14,7 @@ import pytest
 from auditing import Quiet
 from bounded import Silent, load_pipeline
 from running import orders
+from settled import await_readable
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
@@ -58,6 +59,7 @@ class Changing:
 
     def times(self) -> list[Counter[int]]:
         """How often a reader finds how many orders, in the topic and in the database."""
+        await_readable(self.kafka, f"{self.name}-out")
         values = [record.value or b"" for record in self.kafka.read_committed(f"{self.name}-out")]
         with closing(sqlite3.connect(self.folder / "rows.db")) as reader:
             rows = [row.encode() for (row,) in reader.execute("select row from rows")]

@@ -108,6 +108,7 @@ def test_without_locks_the_heartbeat_counts(number: int, tmp_path: Path, monkeyp
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr("exactlyonce.engines.bounded.workplace.BEAT_S", SILENCE_S)
     with workplace(tmp_path, "one") as folder:
         (folder / "staged").write_text("x")
         assert is_left_by_the_next(folder, tmp_path)

@@ -16,9 +16,9 @@ from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.write_ahead import direct
 from exactlyonce.sinks.write_ahead.direct import DirectWriter, RowsPacking
 from exactlyonce.sinks.writer import SinkFailed
+from exactlyonce.testing.cluster import LIMIT_S
 
 AWAY = StoreUnavailable("the store is away.")
-WAIT_S = 10.0
 
 
 class Store:
@@ -32,7 +32,7 @@ class Store:
         self.closed = threading.Event()
 
     def write(self, chunks: Iterable[bytes]) -> None:
-        assert self.may_answer.wait(60)
+        assert self.may_answer.wait(LIMIT_S)
         rows = [line for chunk in chunks for line in chunk.splitlines()]
         if self.answers and (error := self.answers.pop(0)) is not None:
             raise error
@@ -61,12 +61,12 @@ def made(lost: Callable[[str], None] | None = None) -> tuple[DirectWriter, Store
 
 def flush(writer: DirectWriter, checkpoint: int) -> None:
     while writer.take_flushed(checkpoint) is None:
-        writer.poll(WAIT_S)
+        writer.poll(LIMIT_S)
 
 
 def settle(writer: DeferredWriter) -> None:
     while writer.unwritten:
-        writer.poll(WAIT_S)
+        writer.poll(LIMIT_S)
 
 
 def test_a_barrier_waits_for_what_was_written_before() -> None:
@@ -148,7 +148,7 @@ def test_a_writer_that_is_abandoned_closes_its_store() -> None:
     writer.write(rows(3, 6))
     writer.abandon()
     store.may_answer.set()
-    assert store.closed.wait(60)
+    assert store.closed.wait(LIMIT_S)
     assert store.rows == lines(0, 3)
 
 

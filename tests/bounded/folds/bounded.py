@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from running import Run, assert_copies, assert_totals, orders
-from settled import ended_transactions
+from settled import await_readable, ended_transactions
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
@@ -97,6 +97,7 @@ class Fed:
         assert found == needed, f"orphans: {found - needed}, missing: {needed - found}"
 
     def assert_output(self) -> None:
+        await_readable(self.kafka, *(f"{self.name}-{topic}" for topic in ("copies", "out", "rounds")))
         assert_copies(self.kafka, f"{self.name}-copies", self.all)
         assert_totals(self.kafka, f"{self.name}-out", self.all)
         numbers: dict[int, int] = defaultdict(int)

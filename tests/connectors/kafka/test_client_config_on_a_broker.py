@@ -64,7 +64,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     certificates = tmp_path_factory.mktemp("certificates")
     for name in ("server", "client"):
         make_certificate(certificates, name)
-    broker, ports = started(tmp_path_factory.mktemp("broker"), certificates)
+    ports = {name: free_port() for name in ("PLAINTEXT", "CONTROLLER", "SASL", "SASLTLS", "TLS")}
+    settings = listener_settings(ports, certificates)
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), ports["PLAINTEXT"], settings, lifetime="process")
+    broker.start()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
         user = UserScramCredentialUpsertion("alice", ScramCredentialInfo(mechanism, 4096), CANARY.encode())
@@ -72,21 +75,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
             future.result(LIMIT_S)
     yield SecuredBroker(ports, certificates)
     broker.kill()
-
-
-def started(folder: Path, certificates: Path, attempts: int = 5) -> tuple[EmbeddedBroker, dict[str, int]]:
-    """The broker, and its ports by listener. One that was free a moment ago may be taken: then others are."""
-    ports: dict[str, int] = {}
-    for name in ("PLAINTEXT", "CONTROLLER", "SASL", "SASLTLS", "TLS"):
-        ports[name] = max([free_port(), *(port + 1 for port in ports.values())])
-    broker = EmbeddedBroker(folder, ports["PLAINTEXT"], listener_settings(ports, certificates), lifetime="process")
-    try:
-        broker.start()
-    except (BrokerUnavailable, ConfigError):
-        if attempts == 1:
-            raise
-        return started(folder, certificates, attempts - 1)
-    return broker, ports
 
 
 def make_certificate(folder: Path, name: str) -> None:
@@ -179,6 +167,7 @@ def test_a_wrong_password(broker: SecuredBroker, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("unhurried")
 def test_a_certificate_that_we_do_not_trust(broker: SecuredBroker) -> None:
     config = broker.config("TLS", ssl_ca_location=str(broker.certificates / "client.pem"))
     with pytest.raises(BrokerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):

@@ -87,9 +87,11 @@ class TestNobodyThere:
     def test_a_server_that_says_nothing(self, silent: str, protocol: str) -> None:
         self.fails(wire_at(silent, security_protocol=protocol), f"for 1 s, failed at {silent}.*\\({protocol}\\)")
 
+    @pytest.mark.usefixtures("unhurried")
     def test_nobody_listens(self, nobody: str) -> None:
         self.fails(wire_at(nobody), "ECONNREFUSED.*bootstrap.servers")
 
+    @pytest.mark.usefixtures("unhurried")
     def test_no_such_host(self) -> None:
         self.fails(wire_at("no-such-host.invalid:9092"), "DNS")
 
@@ -160,6 +162,7 @@ class TestABroker:
             assert wire.retrying(wire.metadata, "Asking").brokers
             wire.close()
 
+    @pytest.mark.usefixtures("unhurried")
     def test_tls_to_a_plain_port(self, kafka: Any) -> None:
         wire = wire_at(kafka.bootstrap_servers, security_protocol="SSL")
         with pytest.raises(BrokerUnavailable, match=r"SSL.*security.protocol \(SSL\) is what that port speaks"):

@@ -21,6 +21,7 @@ from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.kafka_protocol import Wire
 from exactlyonce.connectors.kafka.log import Log, RecordsGone, parse_batches
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
+from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import LIMIT_S
 
 VALUES = [b"%03d" % number for number in range(100)]
@@ -28,7 +29,7 @@ VALUES = [b"%03d" % number for number in range(100)]
 
 @pytest.fixture
 def log(cluster: Any) -> Iterator[Log]:
-    log = Log(cluster.config, timeout_ms=60_000)
+    log = Log(cluster.config, timeout_ms=LIMIT_S * 1000)
     yield log
     log.close()
 
@@ -74,10 +75,17 @@ class TestFate:
             end(cluster, committable, commit=True)
             assert fate.result(LIMIT_S) is Fate.COMMITTED
 
+    @pytest.mark.usefixtures("unhurried")
     def test_an_older_open_transaction_pins_it(self, cluster: Any, topic: str, log: Log) -> None:
         cluster.open(f"{topic}-other", topic, VALUES)
         committable = ended(cluster, topic, topic, commit=True)
-        hasty = Log(cluster.config, timeout_ms=10_000)
+        clock = SimulatedClock()
+        hasty = Log(
+            cluster.config,
+            timeout_ms=10_000,
+            clock=lambda: clock.monotonic_ms() / 1000,
+            sleep=lambda pause_s: clock.advance(round(pause_s * 1000) + 1),
+        )
         with pytest.raises(BrokerUnavailable, match=rf"{topic}-0 readers are held at offset 0, before .* \(50\)"):
             hasty.fate(committable)
         hasty.close()
@@ -141,7 +149,7 @@ def abort_in_partition(cluster: Any, committable: Committable, topic: str, parti
         topics=[entry.WritableTxnMarkerTopic(name=topic, partition_indexes=[partition])],
         coordinator_epoch=-1,
     )
-    wire = Wire(cluster.config, timeout_ms=10_000)
+    wire = Wire(cluster.config, timeout_ms=LIMIT_S * 1000)
     leader = wire.leaders([(topic, partition)])[topic, partition]
     answer = wire.ask(WriteTxnMarkersRequest(markers=[marker]), leader.node_id)
     assert answer.markers[0].topics[0].partitions[0].error_code == 0

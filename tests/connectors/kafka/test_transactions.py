@@ -137,7 +137,7 @@ KILLED_WRITER = """
 import sys, time
 from confluent_kafka import Producer
 servers, topic = sys.argv[1:]
-producer = Producer({"bootstrap.servers": servers, "transactional.id": topic})
+producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "transaction.timeout.ms": 600_000})
 producer.init_transactions()
 producer.begin_transaction()
 for number in range(100):

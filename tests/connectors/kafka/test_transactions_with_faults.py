@@ -112,7 +112,7 @@ def test_a_cluster_of_an_older_transaction_version(cluster: Any, topic: str) -> 
 
 
 def set_transaction_version(cluster: Any, version: int, upgrade_type: int) -> None:
-    wire = Wire(cluster.config, timeout_ms=30_000)
+    wire = Wire(cluster.config, timeout_ms=LIMIT_S * 1000)
     update = UpdateFeaturesRequest.FeatureUpdateKey(
         feature="transaction.version", max_version_level=version, upgrade_type=upgrade_type
     )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from waiting import flushed, until
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks.files import staging, writer
@@ -39,15 +37,15 @@ def either(request, make_target):
 def test_an_empty_interval_has_no_committable(target, totals, stage) -> None:
     target.led()
     opened = target.open()
-    before = threading.active_count()
+    before = set(threading.enumerate())
     opened.writer.barrier(1)
     assert opened.writer.take_flushed(1) == FlushedInterval()
-    assert (threading.active_count(), target.waiting()) == (before, [])
+    assert (set(threading.enumerate()) - before, target.waiting()) == (set(), [])
     assert stage(opened, 2, totals(1)).staged is not None
     assert stage(opened, 3, []) == FlushedInterval()
 
 
-def test_intervals_are_told_once_and_by_their_checkpoint(target, totals, flushed) -> None:
+def test_intervals_are_told_once_and_by_their_checkpoint(target, totals) -> None:
     """Barriers may follow one another before anything is flushed: each interval has the rows before its barrier."""
     target.led()
     opened = target.open(subtask=3)
@@ -160,7 +158,7 @@ def test_what_is_held_back_is_bounded(either, stage, monkeypatch) -> None:
     assert sum(file.rows for file in files_of(either, committable)) == 1_000
 
 
-def test_a_file_is_rolled_by_its_age(make_target, totals, stage, flushed) -> None:
+def test_a_file_is_rolled_by_its_age(make_target, totals, stage) -> None:
     target = make_target(roll_interval="10s")
     target.led()
     opened = target.open()
@@ -169,21 +167,13 @@ def test_a_file_is_rolled_by_its_age(make_target, totals, stage, flushed) -> Non
         opened.writer.barrier(cents + 1) if cents == 0 else None
     first = flushed(opened.writer, 1).staged.committable
     assert len(files_of(target, first)) == 1
-    _wait(lambda: not opened.writer._backlog_bytes)
+    until(lambda: not opened.writer._backlog_bytes)
     target.clients.clock.advance(10_000)
     opened.writer.write(opened.encoder.encode(totals(3)))
     assert [file.rows for file in files_of(target, stage(opened, 2, []).staged.committable)] == [2, 1]
 
 
-def _wait(condition: Callable[[], object]) -> None:
-    for _ in range(2_000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come to be")
-
-
-def test_a_slow_disk_shows_in_full_and_never_in_write(target, totals, monkeypatch, flushed) -> None:
+def test_a_slow_disk_shows_in_full_and_never_in_write(target, totals, monkeypatch) -> None:
     monkeypatch.setattr(writer, "BACKLOG_BYTES_MAX", 1_000)
     target.led()
     opened = target.open()
@@ -197,7 +187,7 @@ def test_a_slow_disk_shows_in_full_and_never_in_write(target, totals, monkeypatc
     opened.writer.barrier(1)
     assert opened.writer.poll() is False
     disk.set()
-    _wait(lambda: not opened.writer.full)
+    until(lambda: not opened.writer.full)
     assert flushed(opened.writer, 1).staged.committable.records == written
 
 
@@ -241,7 +231,7 @@ def test_an_abandoned_writer_ends_its_thread(target, totals, stage) -> None:
     opened = target.open()
     opened.writer.write(opened.encoder.encode(totals(1)))
     opened.writer.abandon()
-    opened.writer._thread.join(30)
+    opened.writer._thread.join(LIMIT_S)
     assert not opened.writer._thread.is_alive()
 
 
@@ -277,7 +267,7 @@ def test_at_least_once_leaves_nothing_behind(make_target, totals, stage) -> None
         opened = target.open(subtask=subtask)
         opened.writer.write(opened.encoder.encode(totals(*range(200))))
         opened.writer.poll()
-        await_files(target.root / "staged", f"1-1-{subtask}-*/*")
+        until(lambda subtask=subtask: list(target.root.glob(f"staged/1-1-{subtask}-*/*")))
     again = target.open(attempt=2)
     assert target.waiting() == ["notes"]
     stage(again, 1, totals(1))
@@ -306,10 +296,3 @@ def test_a_committable_is_small_however_many_files_it_has(make_target, stage) ->
     committable = stage(target.open(), 1, [Sale(shop, 1) for shop in range(300)]).staged.committable
     assert len(committable.body) < 200
     assert len(files_of(target, committable)) == 300
-
-
-def await_files(folder: Path, pattern: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not list(folder.glob(pattern)):
-        assert time.monotonic() < deadline, f"nothing is at {folder / pattern}"
-        time.sleep(0.01)

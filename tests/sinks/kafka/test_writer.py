@@ -19,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are no
     ResourcePatternType,
     ResourceType,
 )
+from waiting import flushed, until
 
 from exactlyonce.checkpoint.store.client import end_offsets
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
@@ -30,7 +31,6 @@ from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
-from exactlyonce.sinks.writer import FlushedInterval
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 pytestmark = pytest.mark.broker
@@ -77,25 +77,15 @@ def writer_at() -> Iterator[Make]:
         each.abandon()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
+def records_flushed(writer: KafkaWriter, checkpoint: int) -> int:
+    precommit = flushed(writer, checkpoint).precommit
+    assert precommit is not None
+    return precommit.records
 
 
-def flushed(writer: KafkaWriter, checkpoint: int) -> int:
-    """How many records its precommit has, once it is flushed."""
-    taken: list[FlushedInterval | None] = []
-
-    def is_flushed() -> bool:
-        writer.poll(0.01)
-        taken.append(writer.take_flushed(checkpoint))
-        return taken[-1] is not None
-
-    until(is_flushed)
-    assert taken[-1] is not None
-    assert taken[-1].precommit is not None
-    return taken[-1].precommit.records
+def poll_on(writer: KafkaWriter) -> None:
+    """Until it raises."""
+    until(lambda: writer.poll(0.01) and False)
 
 
 def test_a_flush_does_not_linger(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
@@ -104,7 +94,7 @@ def test_a_flush_does_not_linger(kafka: KafkaCluster, topic_name: str, writer_at
     writer.write(Outputs([b"1", b"2"], None, None))
     began = time.monotonic()
     writer.barrier(1)
-    assert flushed(writer, 1) == 2
+    assert records_flushed(writer, 1) == 2
     assert (time.monotonic() - began) * 1000 < LINGER_MS / 2
 
 
@@ -115,7 +105,7 @@ def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, 
     writer.write(Outputs([bytes(5_000)], None, None))
     writer.barrier(1)
     with pytest.raises(RecordError, match=r"a record, or the batch .* max\.message\.bytes"):
-        until(lambda: writer.poll(0.01) and False)
+        poll_on(writer)
     assert writer.take_flushed(1) is None
 
 
@@ -132,7 +122,7 @@ def test_a_record_without_a_key_for_a_compacted_topic(kafka: KafkaCluster, topic
     writer.write(Outputs([b"1", b"2"], None, None))
     writer.barrier(1)
     with pytest.raises(RecordError, match=r"failed to validate record.* compacted.* give the sink key="):
-        until(lambda: writer.poll(0.01) and False)
+        poll_on(writer)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +157,7 @@ def test_a_right_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer
             time.sleep(1)
             writer.write(Outputs([b"3"], None, None))
         writer.barrier(1)
-        until(lambda: writer.poll(0.01) and False)
+        poll_on(writer)
 
     with pytest.raises(ConfigError, match=said):
         write_on()
@@ -236,7 +226,7 @@ def test_a_broker_that_takes_nothing(guarded: OwnCluster, topic_name: str, write
         os.kill(pid, signal.SIGCONT)
     if not barrier:
         writer.barrier(1)
-    assert flushed(writer, 1) == (8 if barrier else written)
+    assert records_flushed(writer, 1) == (8 if barrier else written)
 
 
 def resident() -> int:

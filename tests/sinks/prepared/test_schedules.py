@@ -236,7 +236,7 @@ def test_the_server_is_killed_with_prepared_transactions(preparing: Preparing) -
     first, second = preparing.prepare(writer, 1, "ann"), preparing.prepare(writer, 2, "bob", previous=1)
     preparing.write(other, "open")
     other._send()
-    other.poll(1)
+    assert other.poll(LIMIT_S), "the server has the row"
     preparing.kill()
     assert preparing.listed() == [first.body.decode(), second.body.decode()]
     with pytest.raises(SinkFailed):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from redis_rows import Total, begun, chunks_of, entry, store_of
 from redis_server import RedisServer, skip_without_a_server
+from waiting import until
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.redis.store import RedisStore
+from exactlyonce.testing.cluster import LIMIT_S
 
 Own = Callable[..., RedisServer]
 SLOTS = 16384
@@ -29,8 +30,7 @@ def gather(*servers: RedisServer) -> None:
         server.client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port, servers[0].bus_port)
     for server in servers:
         client = server.client
-        while "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
-            time.sleep(0.05)
+        until(lambda client=client: "cluster_state:ok" in str(client.execute_command("CLUSTER", "INFO")))
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,8 @@ def test_a_slot_on_its_way_is_waited_for(own_server: Own) -> None:
     with pytest.raises(StoreUnavailable, match="the slot of the keys is on its way"):
         store.apply(rows, entry(2))
     assert source.client.xlen("{shop}:ann") == 1
-    source.client.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", LEDGER, "{shop}:ann")
+    to = ("127.0.0.1", target.port, "", 0, LIMIT_S * 1000)
+    source.client.execute_command("MIGRATE", *to, "KEYS", LEDGER, "{shop}:ann")
     for server in (target, source):
         server.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target.port])
     assert store.apply(rows, entry(2))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from redis_rows import LEDGER, begun, chunks_of, entry, hasty, store_of, totals
+from redis_rows import LEDGER, begun, chunks_of, entry, store_of, totals
 from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import StoreUnavailable
@@ -93,10 +93,12 @@ def _errors(client: Any) -> dict[str, int]:
 
 
 def test_a_disk_that_is_never_reached_is_no_answer(own_server: Own) -> None:
-    server = own_server(appendfsync="no")
+    server = own_server()
     if not server.has_waitaof:
         pytest.skip("this server is older than 7.2, and has no WAITAOF")
-    store = begun(hasty(store_of(server.url), 0.5))
+    store = begun(store_of(server.url))
+    store._timeout_s = 0.5
+    server.client.config_set("appendfsync", "no")
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match=r"not brought what was written onto its disk .* appendfsync is no"):
             store.apply(chunks_of(store, totals(3)), entry(1))

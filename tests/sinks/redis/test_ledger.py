@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from redis_rows import LEDGER, Total, begun, chunks_of, entry, hasty, store_of, totals
+from redis_rows import LEDGER, Total, begun, chunks_of, entry, limit, store_of, totals
 from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
@@ -25,27 +25,29 @@ def sums(server: RedisServer) -> list[int]:
 
 
 def test_an_answer_that_is_lost_and_lands_late(server: RedisServer) -> None:
-    store = hasty(a_stream(server), 0.3)
-    store.fence("shop", "totals", 1, "t")
+    store = a_stream(server)
+    assert store.apply([], entry(1)), "the server knows the script"
     chunks = chunks_of(store, totals(10))
     server.pause()
+    limit(store, 0.3)
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match="Timeout"):
-            store.apply(chunks, entry(1))
+            store.apply(chunks, entry(2))
     server.go_on()
-    a_stream(server).apply(chunks, entry(1))
-    assert not a_stream(server).apply(chunks, entry(1))
+    a_stream(server).apply(chunks, entry(2))
+    assert not a_stream(server).apply(chunks, entry(2))
     assert sums(server) == list(range(10))
 
 
 def test_a_part_that_lands_late_changes_nothing(server: RedisServer) -> None:
-    store = hasty(a_stream(server, part_rows=3), 0.3)
+    store = a_stream(server, part_rows=3)
     chunks = chunks_of(store, totals(10), 2)
 
     def paused_on_the_way() -> Iterator[bytes]:
         for number, chunk in enumerate(chunks):
             if number == 3:
                 server.pause()
+                limit(store, 0.3)
             yield chunk
 
     with pytest.raises(StoreUnavailable):

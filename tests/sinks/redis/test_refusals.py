@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 import pytest
 import redis
 import refusing
-from redis_rows import LEDGER, Total, begun, chunks_of, entry, hasty, store_of, totals
+from redis_rows import LEDGER, Total, begun, chunks_of, entry, limit, store_of, totals
 from redis_server import RedisServer
+from waiting import until
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.sinks.redis.scripts import KINDS
@@ -72,7 +72,8 @@ def test_a_place_that_is_not_there(server: RedisServer) -> None:
 def test_a_server_that_is_away(own_server: Own) -> None:
     server = own_server()
     begun(store_of(server.url))
-    store = hasty(store_of(server.url), 0.3)
+    store = store_of(server.url)
+    limit(store, 0.3)
     server.kill()
     for _ in range(2):
         refused(store.check, StoreUnavailable, "Nothing is lost; it is tried again")
@@ -205,7 +206,7 @@ def test_a_replica(own_server: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_REDIS", replica.url)
     store = begun(store_of("env:THE_REDIS"))
     store.check()
-    replica.client.replicaof("127.0.0.1", primary.port)
+    replica.client.replicaof("127.0.0.1", replica.bus_port)  # nobody's: what a primary sends would have to be loaded
     said = "is a replica now: a failover is under way"
     refused(lambda: store.apply([], entry(1)), StoreUnavailable, said)
     refused(store_of(replica.url).check, StoreError, "Give the address of the primary")
@@ -220,8 +221,7 @@ def test_a_disk_that_cannot_be_written(own_server: Own) -> None:
     (server.folder / "dump.rdb").mkdir()
     server.client.set("a", 1)
     server.client.bgsave()
-    while server.client.info("persistence")["rdb_last_bgsave_status"] == "ok":
-        time.sleep(0.02)
+    until(lambda: server.client.info("persistence")["rdb_last_bgsave_status"] != "ok")
     waiting = chunks_of(store, totals(3))
     refused(lambda: store.apply(waiting, entry(1)), StoreUnavailable, "it cannot write to its disk")
     assert sorted(server.client.keys()) == ["a", LEDGER]
@@ -270,8 +270,8 @@ def test_a_server_that_loads_its_data(own_server: Own, durable: bool) -> None:
     store = store_of(server.url, durable=durable)
     store.write(chunks_of(store, totals(3_000)))
     server.client.bgrewriteaof() if durable else server.client.bgsave()
-    while any(server.client.info("persistence")[f"{kind}_in_progress"] for kind in ("rdb_bgsave", "aof_rewrite")):
-        time.sleep(0.02)
+    written = ("rdb_bgsave_in_progress", "aof_rewrite_in_progress")
+    until(lambda: not any(server.client.info("persistence")[name] for name in written))
     server.kill()
     server.settings |= {"key-load-delay": "10000", "loading-process-events-interval-bytes": "1024"}
     server.launch()

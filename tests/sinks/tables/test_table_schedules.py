@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from held_chunks import Held, until
+from held_chunks import Held
 from statement_proxy import Fate
 from table_stores import ORIGIN, TOTALS, Tables, entry, on_mariadb
+from waiting import until
 
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
@@ -49,7 +50,7 @@ def test_a_commit_that_lands_late_is_waited_for(tables: Tables, aside: Any) -> N
         with pytest.raises(StoreUnavailable, match=tables.locked):
             again.apply(waiting, entry(1))
     waiter = aside(tables.store().apply, waiting, entry(1))
-    until(tables.waits_for_a_lock)
+    tables.until_a_lock_is_waited_for()
     tables.proxy.release()
     assert waiter.result() is False
     assert not store.apply(waiting, entry(1))
@@ -86,7 +87,7 @@ def test_two_at_once_write_the_first_row_of_a_subtask(tables: Tables, aside: Any
     first = aside(one.apply, held, entry(1))
     assert held.reached.wait(LIMIT_S)
     second = aside(other.apply, waiting, entry(1))
-    until(tables.waits_for_a_lock)
+    tables.until_a_lock_is_waited_for()
     held.goes_on.set()
     assert (first.result(), second.result()) == (True, False)
     assert tables.totals() == TOTALS
@@ -99,7 +100,7 @@ def test_of_two_at_once_the_second_does_what_the_first_gave_up(tables: Tables, a
     first = aside(one.apply, held, entry(1))
     assert held.reached.wait(LIMIT_S)
     second = aside(other.apply, waiting, entry(1))
-    until(tables.waits_for_a_lock)
+    tables.until_a_lock_is_waited_for()
     held.goes_on.set()
     assert second.result() is True
     assert isinstance(first.exception(), StoreError)
@@ -131,7 +132,7 @@ def test_a_fence_waits_for_a_commit_that_lands_late(tables: Tables, aside: Any) 
     with pytest.raises(StoreUnavailable):
         store.apply(waiting, entry(1))
     fenced = aside(tables.store().fence, "p", "s", 2, ORIGIN)
-    until(tables.waits_for_a_lock)
+    tables.until_a_lock_is_waited_for()
     tables.proxy.release()
     assert fenced.result() == {0: 1}
     assert tables.totals() == TOTALS
@@ -146,7 +147,7 @@ def test_a_fence_waits_for_a_zombie_in_the_middle_of_its_rows(tables: Tables, as
     with pytest.raises(StoreUnavailable, match="waited too long for a lock"):
         tables.store(quick=True).fence("p", "s", 2, ORIGIN)
     fenced = aside(tables.store().fence, "p", "s", 2, ORIGIN)
-    until(tables.waits_for_a_lock)
+    tables.until_a_lock_is_waited_for()
     held.goes_on.set()
     assert zombie.result() is True
     assert fenced.result() == {0: 1}
@@ -177,7 +178,7 @@ def test_an_apply_behind_a_fence_is_fenced(tables: Any, aside: Any) -> None:
         fence.begin()
         fence.query("UPDATE exactlyonce_ledger SET incarnation = 2 WHERE subtask = -1")
         zombie = aside(store.apply, tables.chunks(store), entry(1))
-        until(tables.waits_for_a_lock)
+        tables.until_a_lock_is_waited_for()
         fence.commit()
     assert isinstance(zombie.exception(), Fenced)
     assert tables.totals() == []

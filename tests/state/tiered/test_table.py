@@ -25,6 +25,7 @@ from exactlyonce.state.tiered import store
 from exactlyonce.state.tiered.interval_blocks import KEPT_BYTES
 from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredTable
+from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, StateBlocks, Subtasks, key_of
 
 Process = Callable[..., Subtasks]
@@ -156,7 +157,7 @@ def test_a_disk_that_fills_within_a_batch(process: Process, small: None, monkeyp
     assert [after.tables[0].get(key_of(number)) for number in range(20)] == [2] * 20
 
 
-@pytest.mark.timeout(120, method="thread")
+@pytest.mark.timeout(LIMIT_S, method="thread")
 def test_a_record_wants_what_is_read_while_the_disk_is_full(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that was on its way does not wait for room: its worker would obey nobody meanwhile."""
     after, begun, other = while_one_is_read(process, monkeypatch)

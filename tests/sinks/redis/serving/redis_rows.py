@@ -43,10 +43,11 @@ def begun(store: RedisStore) -> RedisStore:
     return store
 
 
-def hasty(store: RedisStore, timeout_s: float) -> RedisStore:
+def limit(store: RedisStore, timeout_s: float) -> None:
+    """Only once the server stands still: a slow machine may take longer for an answer."""
     store._timeout_s = store._server._timeout_s = timeout_s
-    store.close()  # a connection keeps the limit that it was made with
-    return store
+    if store._server._connection is not None:
+        store._server._connection._sock.settimeout(timeout_s)
 
 
 def entry(checkpoint: int, previous: int | None = None, **others: Any) -> LedgerEntry:

@@ -11,6 +11,7 @@ from mariadb_server import DATABASE, MariaDB
 from postgres_server import PostgresServer
 from statement_proxy import StatementProxy
 from table_keys import key_of
+from waiting import until
 
 from exactlyonce.sinks import MySQLSink, PostgresSink
 from exactlyonce.sinks.mysql.store import MySQLStore
@@ -84,6 +85,9 @@ class Tables(ABC):
     @abstractmethod
     def waits_for_a_lock(self) -> bool:
         """Whether anybody does."""
+
+    def until_a_lock_is_waited_for(self) -> None:
+        until(self.waits_for_a_lock, 0.15)  # InnoDB shows new locks only to those who have not looked for 0.1 s
 
     def of(self, type_: Any, table: str = "totals", *, quick: bool = False, **options: Any) -> Store:
         """A store for rows of this type, in a table that is there; one that is *quick* gives up locks soon."""
