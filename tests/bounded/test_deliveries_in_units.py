@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from auditing import Quiet
-from bounded import Silent, load_pipeline
+from bounded import Silent, load_pipeline, twice
 from running import orders
 from settled import await_readable
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
 from exactlyonce.engines.bounded.catch_up import CatchingUp
-from exactlyonce.engines.bounded.submit import Submit, in_process, perform, settled
+from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded
@@ -28,13 +26,6 @@ from exactlyonce.testing.cluster import KafkaCluster
 pytestmark = pytest.mark.broker
 
 COUNT = 200
-_numbers = itertools.count()
-
-
-def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
-    """Every piece of work is tried again, though its first attempt came to its end."""
-    attempts = [[perform(each, f"twice-{next(_numbers)}-{attempt}") for attempt in (0, 1)] for each in work]
-    return settled(answers[-1] for answers in attempts)
 
 
 class Changing:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from exactlyonce.pipeline.avro import AvroCodec
-from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.errors import DamagedState, StateIncompatible, StateUnstorable
 from exactlyonce.state.index import decode_index
@@ -90,27 +90,6 @@ def test_another_schema_is_resolved(topic: Any, restored: Restore) -> None:
     again.apply(lambda state, _: (Grown(state.cents, 9) if state else None, None), keys(1), [0])
     again.freeze(4, 3)
     assert again.get(keys(1)[0]) == Grown(2.0, 9)
-
-
-def test_a_checkpoint_that_failed(topic: Any, restored: Restore) -> None:
-    """The one after it has all states by the new schema as well: its base is still of the old one."""
-    table = restored(SECOND, 2, first(topic, restored))
-    table.freeze(3, 2)
-    table.apply(lambda state, _: (Grown(0.5, 1), None), keys(1), [0])
-    snapshot = table.freeze(4, 2)
-    index = topic.write_all(snapshot)
-    assert min(block.checkpoint for block in snapshot.chain.blocks) == 3
-    found = dict(restored(SECOND, 4, index).items())
-    assert (found[keys(1)[0]], found[keys(2)[1]], len(found)) == (Grown(0.5, 1), Grown(2.0, 7), 200)
-
-
-def test_key_groups_that_are_not_touched(topic: Any, restored: Restore) -> None:
-    """They are read all the same where they are written anew; by the same schema their blocks are carried over."""
-    index, key = first(topic, restored), keys(1)[0]
-    touched = [key_group(key, 16)]
-    assert len(dict(restored(FIRST, 2, index, touched).items())) < 200
-    table = restored(SECOND, 2, index, touched)
-    assert len(dict(restored(SECOND, 3, topic.write_all(table.freeze(3, 2))).items())) == 200
 
 
 def test_what_does_not_resolve_is_refused(topic: Any, restored: Restore) -> None:

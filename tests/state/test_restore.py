@@ -38,23 +38,6 @@ def _table(count: int, groups: int = 128) -> Table[int]:
     return table
 
 
-def test_an_empty_state_is_restored_from_nothing(topic: Any) -> None:
-    table = topic.restored((), 9)
-    assert dict(table.items()) == {}
-    assert topic.write_all(table.freeze(10, 9)) == ()
-
-
-def test_groups_are_as_their_owner_left_them(topic: Any) -> None:
-    table = _table(60, groups=2)
-    index = topic.write_all(table.freeze(1, 0))
-    halves = [topic.restored(index, 1, range(each, each + 1), 2) for each in range(2)]
-    for key in [key for key, _ in halves[0].items()]:
-        halves[0].apply(lambda *_: (None, None), [key], [0])
-    indexes = [part for half in halves for part in topic.write_all(half.freeze(2, 1))]
-    whole = topic.restored(indexes, 2, range(2))
-    assert dict(whole.items()) == dict(halves[1].items())
-
-
 @pytest.mark.exhaustive(but=["names-150000"])
 @pytest.mark.parametrize(
     ("name", "count"),

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir, closing, redirect_stderr, redirect_stdout
 from io import StringIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references, restore_table
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.submit import in_process, perform, settled
 from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.state.backend import Table
@@ -151,6 +152,15 @@ class Silent:
 
     def advanced(self, advanced: Advanced, offsets: int) -> None:
         self.checkpoints.append(advanced.manifest)
+
+
+_numbers = count()
+
+
+def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
+    """Every piece of work is tried again, though its first attempt came to its end."""
+    attempts = [[perform(each, f"twice-{next(_numbers)}-{attempt}") for attempt in (0, 1)] for each in work]
+    return settled(answers[-1] for answers in attempts)
 
 
 def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **options: Any) -> Summary:

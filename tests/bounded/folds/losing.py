@@ -62,18 +62,8 @@ class Together(KafkaCluster):
 
 
 def arguments(name: str, *more: Any) -> Iterable[Any]:
-    return (
-        "pipelines:diamond",
-        "--param",
-        f"name={name}",
-        "--parallelism",
-        "2",
-        "--until",
-        "latest",
-        *INTERVAL,
-        *TIMEOUTS,
-        *more,
-    )
+    target = ("pipelines:diamond", f"--param=name={name}", "--parallelism", "2", "--until", "latest")
+    return (*target, *INTERVAL, *TIMEOUTS, *more)
 
 
 class Lossy:

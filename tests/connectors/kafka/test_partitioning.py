@@ -7,7 +7,7 @@ import random
 import pytest
 from confluent_kafka import Message, Producer
 
-from exactlyonce.connectors.kafka.partitioning import DEFAULT, PARTITIONERS, fnv1a, murmur2, partitioner
+from exactlyonce.connectors.kafka.partitioning import DEFAULT, PARTITIONERS, partitioner
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
@@ -45,16 +45,6 @@ def test_a_record_goes_where_the_client_puts_it(kafka: KafkaCluster, topic_name:
 def test_a_null_key_is_dealt_out_at_random_unless_the_partitioner_says_otherwise(name: str) -> None:
     expected = None if "random" in name else PARTITIONERS[name](b"", PARTITIONS)
     assert PARTITIONERS[name](None, PARTITIONS) == expected
-
-
-def test_the_hashes_are_the_published_ones() -> None:
-    """murmur2 gives what Kafka's own tests expect of it, fnv1a what its authors publish."""
-    expected = {
-        b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536,
-        b"a-little-bit-longer-string": -1486304829, b"abc": 479470107,
-    }  # fmt: skip
-    assert {key: murmur2(key) for key in expected} == {key: value % (1 << 32) for key, value in expected.items()}
-    assert fnv1a(b"foobar") == abs(0xBF9CF968 - (1 << 32))
 
 
 def test_the_default_is_the_clients() -> None:

@@ -280,15 +280,6 @@ def test_at_least_once_leaves_nothing_behind(make_target, totals, stage) -> None
     assert target.cents() == [1]
 
 
-def test_exactly_once_does_not_double_an_interval_that_is_written_again(target, totals, stage) -> None:
-    committer = target.led()
-    stage(target.open(), 1, totals(1, 2))
-    committable = stage(target.open(attempt=2), 1, totals(1, 2)).staged.committable
-    committer.clean(1, 2)
-    assert committer.commit(committable, 1, ORIGIN) is True
-    assert target.cents() == [1, 2]
-
-
 def test_a_committable_is_small_however_many_files_it_has(make_target, stage) -> None:
     """A manifest names one list, not thousands of files."""
     target = make_target(Sale, partition_by=("shop",))

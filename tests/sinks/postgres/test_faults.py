@@ -1,4 +1,4 @@
-"""The server is killed, paused and started again while rows are written."""
+"""The server stands still while rows are written. Kills are in `StoreContract`, and in tests/sinks/test_kills.py."""
 
 from __future__ import annotations
 
@@ -68,13 +68,3 @@ def test_a_server_that_is_paused(database: Database) -> None:
     limit(store, Limits())
     assert not until_applied(store, waiting, entry(1))
     assert database.execute("SELECT count(*) FROM totals") == [(20_000,)]
-
-
-def test_a_server_that_shuts_down(database: Database) -> None:
-    store = database.ready()
-    assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
-    waiting = chunks(store, [Total("bob", 2)])
-    database.server.kill()
-    database.server.start()
-    assert until_applied(store, waiting, entry(2))
-    assert len(database.totals()) == 2

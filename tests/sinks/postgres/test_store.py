@@ -13,23 +13,6 @@ from postgres_rows import ORIGIN, Database, Total, chunks, entry
 from table_keys import key_of
 
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks.write_ahead.store import LedgerBehind
-
-
-def test_a_restored_ledger_is_told_by_its_numbers(database: Database) -> None:
-    store = database.ready()
-    for checkpoint in (1, 2):
-        assert store.apply(chunks(store, [Total("ann", checkpoint)]), entry(checkpoint))
-    database.execute("UPDATE exactlyonce_ledger SET checkpoint = 1 WHERE subtask = 0")
-    for found, row in ((1, entry(3, previous=2)), (0, entry(3, previous=2, subtask=1))):
-        with pytest.raises(LedgerBehind) as behind:
-            store.apply(chunks(store, [Total("ann", 3)]), row)
-        assert behind.value.args == (found,)
-    assert database.store().fence("p", "s", 2, ORIGIN) == {0: 1}
-    database.execute("DELETE FROM exactlyonce_ledger")
-    with pytest.raises(StoreError, match=r"has no row of sink 's', pipeline 'p'.* the database was restored"):
-        database.store().apply([], entry(3, incarnation=2))
-    assert database.totals() == [("ann", 1), ("ann", 2)]
 
 
 class Other(msgspec.Struct):

@@ -89,13 +89,6 @@ def test_an_entry_may_have_three_thousand_fields(server: RedisServer) -> None:
     assert len(server.client.xrange("wide")[0][1]) == ENTRY_FIELDS_MAX
 
 
-def test_a_committable_without_rows_is_in_the_ledger(server: RedisServer) -> None:
-    store = begun(store_of(server.url))
-    assert store.apply([], entry(1))
-    assert not store.apply([], entry(1))
-    assert server.client.keys() == [LEDGER]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part_rows", [1, 7, 10, 1_000])
 def test_parts_make_a_whole(server: RedisServer, kind: Any, part_rows: int) -> None:

@@ -12,7 +12,7 @@ from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.redis.store import RedisStore
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind
+from exactlyonce.sinks.write_ahead.store import LedgerBehind
 
 
 def a_stream(server: RedisServer, **options: Any) -> RedisStore:
@@ -95,24 +95,6 @@ def test_a_zombie_of_an_older_incarnation_is_fenced(server: RedisServer) -> None
     assert server.client.dump(LEDGER) == before
     assert newer.apply(chunks_of(newer, totals(7)), entry(1, incarnation=2))
     assert sums(server) == list(range(7))
-
-
-def test_a_ledger_that_went_back_is_found(server: RedisServer) -> None:
-    store = a_stream(server)
-    store.fence("shop", "totals", 1, "t")
-    store.apply(chunks_of(store, totals(1)), entry(1))
-    backup = server.client.dump(LEDGER)
-    store.apply(chunks_of(store, totals(1)), entry(2))
-    server.client.restore(LEDGER, 0, backup, replace=True)
-    with pytest.raises(LedgerBehind, match=r"^1$"):
-        store.apply(chunks_of(store, totals(1)), entry(3))
-    assert len(sums(server)) == 2
-    assert store.fence("shop", "totals", 2, "t") == {0: 1}
-    server.client.delete(LEDGER)
-    for previous in (0, 2):
-        with pytest.raises(ForeignLedger, match=r"^$"):
-            store.apply(chunks_of(store, totals(1)), entry(3, previous))
-    assert len(sums(server)) == 2
 
 
 def test_a_ledger_that_went_back_into_a_checkpoint_is_found(server: RedisServer) -> None:

@@ -56,21 +56,24 @@ def test_an_older_incarnation_is_told_which_has_taken_over(tables: Tables) -> No
         zombie.apply(tables.chunks(zombie), entry(1))
 
 
-# --- on MariaDB -------------------------------------------------------------------------------------------------------
-
 LEDGER_OF_MYISAM = """CREATE OR REPLACE TABLE exactlyonce_ledger (pipeline VARCHAR(9), sink VARCHAR(9), subtask INT,
 checkpoint BIGINT, incarnation BIGINT, origin VARCHAR(9), PRIMARY KEY (pipeline, sink, subtask)) ENGINE=MyISAM"""
 
 
-@on_mariadb
+GONE, DROPPED = "DELETE FROM exactlyonce_ledger", "DROP TABLE exactlyonce_ledger"
+
+
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("tables", "statement", "said"),
     [
-        ("DELETE FROM exactlyonce_ledger", "has lost its rows of pipeline p, sink s, since this run began"),
-        ("DROP TABLE exactlyonce_ledger", "exactlyonce_ledger at .* is gone"),
-        (LEDGER_OF_MYISAM, "has the engine MyISAM; it is to be one of InnoDB"),
-        ("ALTER TABLE totals ENGINE=MyISAM", "table totals at .* has the engine MyISAM; it is to be one of InnoDB"),
+        ("postgres", GONE, "has no row of sink 's', pipeline 'p'.* the database was restored"),
+        ("postgres", DROPPED, "The ledger.* is gone. Restore it"),
+        ("mariadb", GONE, "has lost its rows of pipeline p, sink s, since this run began"),
+        ("mariadb", DROPPED, "exactlyonce_ledger at .* is gone"),
+        ("mariadb", LEDGER_OF_MYISAM, "has the engine MyISAM; it is to be one of InnoDB"),
+        ("mariadb", "ALTER TABLE totals ENGINE=MyISAM", "totals at .* has the engine MyISAM; it is to be"),
     ],
+    indirect=["tables"],
 )
 def test_a_ledger_lost_during_the_run_stops_it(tables: Tables, statement: str, said: str) -> None:
     """Without its rows, or the transactions that they stand on, nothing is written."""
@@ -79,6 +82,9 @@ def test_a_ledger_lost_during_the_run_stops_it(tables: Tables, statement: str, s
     with pytest.raises(StoreError, match=said):
         tables.store().apply(waiting, entry(1))
     assert tables.totals() == []
+
+
+# --- on MariaDB -------------------------------------------------------------------------------------------------------
 
 
 @on_mariadb

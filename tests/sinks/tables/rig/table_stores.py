@@ -47,8 +47,6 @@ class Tables(ABC):
     """A COMMIT as it comes over the connection."""
     lost: str
     """What is said of a connection that was cut."""
-    killed: str
-    """What is said when the server is killed, whose processes may have a word yet."""
     locked: str
     """What is said of a lock that another holds for too long."""
     spoilt: bytes
@@ -73,14 +71,6 @@ class Tables(ABC):
     @abstractmethod
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Run it, sharing no code with the sinks."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """SIGKILL to the server; its data stay."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start it again."""
 
     @abstractmethod
     def waits_for_a_lock(self) -> bool:
@@ -122,7 +112,6 @@ class Tables(ABC):
 class PostgresTables(Tables):
     name = "postgres"
     commit, lost, locked = "COMMIT\0", "lost during a request", "another session holds a lock"
-    killed = "Nothing is lost"
     spoilt, spoilt_why = b"no row\n", "encoded for other columns"
 
     def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,12 +121,6 @@ class PostgresTables(Tables):
         self.sql("CREATE SCHEMA public")
         monkeypatch.setenv("TOTALS_DSN", server.dsn("postgres"))
         monkeypatch.setenv("PROXIED_DSN", server.dsn("postgres", port=self.proxy.port))
-
-    def kill(self) -> None:
-        self.server.kill()
-
-    def start(self) -> None:
-        self.server.start()
 
     def sink(self, table: str, **options: Any) -> PostgresSink[Any]:
         return PostgresSink(table, **options)
@@ -155,7 +138,7 @@ class PostgresTables(Tables):
 class MariaDBTables(Tables):
     name = "mariadb"
     commit, lost = "\x03COMMIT", "has closed the connection, or it was cut"
-    locked, killed = "waited too long for a lock", lost
+    locked = "waited too long for a lock"
     spoilt, spoilt_why = b"(1,2,3,4),\f", "encoded for other types"
 
     def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,12 +148,6 @@ class MariaDBTables(Tables):
         server.sql(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
         monkeypatch.setenv("TOTALS_DSN", server.dsn)
         monkeypatch.setenv("PROXIED_DSN", server.dsn.replace(str(server.port), str(self.proxy.port)))
-
-    def kill(self) -> None:
-        self.server.kill()
-
-    def start(self) -> None:
-        self.server.start()
 
     def sink(self, table: str, **options: Any) -> MySQLSink[Any]:
         return MySQLSink(table, **options)
