@@ -109,8 +109,7 @@ def test_checkpoints_share_their_transactional_ids(fed: Fed, loaded: Any, tmp_pa
 
 
 class ComingBack:
-    """Runs units here; the first attempts of one checkpoint's publications have no receipt, and come back at the end of
-    the next one's."""
+    """Runs units here; the first attempts of the second publication come back at the end of the third."""
 
     def __init__(self) -> None:
         self.published = 0
@@ -133,8 +132,7 @@ class ComingBack:
 
 
 def test_a_failed_publication_meets_no_later_one(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """Where a publication was tried again, its first attempt may come back when it likes: the next checkpoint has other
-    transactional ids, so that nothing of it is aborted."""
+    """The next checkpoint has other transactional ids, so that a late first attempt aborts nothing of it."""
     fed.feed(240)
     progress, submit = Silent(), ComingBack()
     summary = catch_up(fed, loaded("broad"), 2, tmp_path, chunk_records=90, progress=progress, submit=submit)

@@ -210,8 +210,7 @@ def test_following(fed: Fed, loaded: Any, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_partition_that_is_added_is_followed(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """A partition that a topic gets is read from its first record, though nothing else has come; every offset that
-    ends with a record has the leader epoch in which that was written, and a partition without records has none."""
+    """It is read from its first record; an offset has the leader epoch of the record before it, or none."""
 
     def grow() -> None:
         more = orders(30, first=2_000_000)

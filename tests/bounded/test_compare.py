@@ -116,8 +116,7 @@ def test_defects_are_found_among_records_without_a_key(
 
 @pytest.mark.parametrize("seed", range(60))
 def test_planted_defects_account_for_every_difference(seed: int) -> None:
-    """Over random sequences with random defects: matched, changed and missing are all that was expected; matched,
-    changed, doubled and foreign all that is seen; and nothing is found where nothing was planted."""
+    """What was expected is matched, changed or missing; what is seen is matched, changed, doubled or foreign."""
     rng = random.Random(seed)
     wanted = [f"k{rng.randint(0, 5)}:{place if rng.random() < 0.9 else 'same'}" for place in range(rng.randint(1, 300))]
     shown = list(wanted)

@@ -83,7 +83,5 @@ def test_an_audit_does_not_judge_a_weaker_sink(changing: Changing) -> None:
     changing.catch_up("at_least_once")
     report = changing.audit("at_least_once")
     assert (report.findings, report.checkpoints) == ([], [])
-    assert [each.split(":")[0] for each in report.unjudged] == [
-        "sink out delivers at least once",
-        "sink rows delivers at least once",
-    ]
+    unjudged = [each.split(":")[0] for each in report.unjudged]
+    assert unjudged == [f"sink {sink} delivers at least once" for sink in ("out", "rows")]

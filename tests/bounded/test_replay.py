@@ -128,7 +128,6 @@ class Failing:
     ids=["no answer", "fenced", "refused"],
 )
 def test_a_commit_that_fails(error: KafkaError, said: str) -> None:
-    """The broker may have committed before the answer was lost, or before the producer was fenced. An error that asks
-    for an abort came instead of the commit."""
+    """The broker may have committed, unless the error asks for an abort: that came instead of the commit."""
     with pytest.raises(BrokerUnavailable, match=said):
         _commit(ClientConfig({"bootstrap.servers": "nobody:9092"}), cast(Producer, Failing(error)), "again")

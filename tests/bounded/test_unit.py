@@ -174,8 +174,7 @@ def test_a_log_that_does_not_fit_is_a_halt(fed: Any, loaded: Any, tmp_path: Path
 
 
 def test_the_order_log_of_a_single_partition(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """Input that is gone, as by compaction, is noticed also by a subtask that has one partition and nothing else. A
-    checkpoint from before such subtasks wrote order logs is computed again all the same."""
+    """Missing input is noticed; a checkpoint from before such subtasks wrote order logs is computed again."""
     fed.feed(400)
     computing = Computing(fed, loaded("changing"), 4, tmp_path)
     first = computing.run()

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka import kafka_protocol
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
@@ -54,10 +55,14 @@ class Cluster:
             producer.produce(topic, value, partition=index % partitions)
         assert producer.flush(LIMIT_S) == 0
 
-    def committable(self, transactional_id: str) -> Committable:
-        """The open transaction of an id, as the coordinator of a checkpoint would note it."""
+    def state(self, transactional_id: str) -> TransactionState:
         state = self.transactions.describe([transactional_id])[transactional_id]
         assert state is not None
+        return state
+
+    def committable(self, transactional_id: str) -> Committable:
+        """The open transaction of an id, as the coordinator of a checkpoint would note it."""
+        state = self.state(transactional_id)
         written = tuple(
             Written(each.topic, each.partition, each.transaction_start_offset, each.last_sequence + 1)
             for each in self.transactions.producers(state.partitions)
@@ -65,16 +70,10 @@ class Cluster:
             if each.transaction_start_offset is not None
         )
         return Committable(
-            transactional_id=transactional_id,
-            producer_id=state.producer_id,
-            epoch=state.epoch,
-            transaction_version=self.transactions.transaction_version(),
-            cluster_id=self.transactions.cluster_id(),
-            sink="sink",
-            subtask=0,
-            checkpoint=1,
-            written=tuple(sorted(written, key=lambda each: each.partition)),
-        )
+            transactional_id=transactional_id, producer_id=state.producer_id, epoch=state.epoch, sink="sink", subtask=0,
+            transaction_version=self.transactions.transaction_version(), cluster_id=self.transactions.cluster_id(),
+            checkpoint=1, written=tuple(sorted(written, key=lambda each: each.partition)),
+        )  # fmt: skip
 
     def settle(self, topic: str) -> None:
         """Wait until no transaction is open on the topic: an end is answered before its markers are written."""

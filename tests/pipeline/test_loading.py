@@ -176,8 +176,7 @@ SCRIPT = PIPELINE + 'if __name__ == "__main__":\n    assert pipeline.run("some",
     ],
 )  # fmt: skip
 def test_what_is_run_is_imported_again(engine: Engine, files: dict[str, str], arguments: list[str], found: str) -> None:
-    """A script, wherever it is run from, and a module of a package: by a name that gives the same graph. Who calls
-    `run` need be neither who has made the pipeline nor who has named it."""
+    """Who calls `run` need be neither who has made the pipeline nor who has named it."""
     for name, text in files.items():
         (engine.folder / name).parent.mkdir(exist_ok=True)
         (engine.folder / name).write_text(text)
@@ -229,8 +228,7 @@ def test_run_hands_over_to_the_engine(engine: Engine, monkeypatch: pytest.Monkey
 
 
 def test_a_pipeline_that_was_imported_costs_no_search(module: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is newer than the process is found; from then on nothing is looked for on the disk again, for every
-    unit of bounded work imports the pipeline."""
+    """Every unit of bounded work imports the pipeline: the disk is searched once."""
     invalidated: list[None] = []
     invalidate = importlib.invalidate_caches
 

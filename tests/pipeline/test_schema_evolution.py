@@ -144,8 +144,7 @@ def test_a_default_that_goes() -> None:
 
 
 def test_a_default_that_the_bytes_leave_out() -> None:
-    """It would be read as the default of today, wherever the record is. A type that leaves nothing out does not say
-    its own."""
+    """It would be read as the default of today. A type that leaves nothing out does not say its own."""
     was, same, other, plain = (
         struct(("n", int, default), ("z", list[int], []), name="P", omit_defaults=omits)
         for default, omits in ((3, True), (3, True), (5, True), (3, False))

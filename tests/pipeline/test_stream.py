@@ -73,12 +73,8 @@ def test_derived_ids_do_not_change_by_edits_elsewhere() -> None:
 
 def test_a_second_of_a_kind_is_numbered_and_any_may_be_named() -> None:
     graph = written(lambda orders: orders.peek().peek().peek(id="look").peek())
-    assert [node.id for node in graph.nodes[1:5]] == [
-        "peek-after-orders",
-        "peek-after-orders-2",
-        "look",
-        "peek-after-look",
-    ]
+    ids = ["peek-after-orders", "peek-after-orders-2", "look", "peek-after-look"]
+    assert [node.id for node in graph.nodes[1:5]] == ids
 
 
 def words(order: Order) -> Iterator[str]:
@@ -200,10 +196,8 @@ def test_stateful_operators_share_a_key_by() -> None:
         return keyed.stateful_map("first", add).union(keyed.stateful_map("second", add))
 
     graph = written(both)
-    assert [(shuffle.key_by, shuffle.stateful) for shuffle in graph.shuffles] == [
-        ("key_by-after-orders", "first"),
-        ("key_by-after-orders", "second"),
-    ]
+    shuffles = [("key_by-after-orders", "first"), ("key_by-after-orders", "second")]
+    assert [(shuffle.key_by, shuffle.stateful) for shuffle in graph.shuffles] == shuffles
     assert [node.id for node in graph.stateful] == ["first", "second"]
 
 

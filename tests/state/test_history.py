@@ -8,7 +8,7 @@ restores to what the dict was at its barrier, from no other blocks than those th
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,20 +120,12 @@ class Histories(RuleBasedStateMachine):
         for subtask in range(parallelism):
             groups = group_range(subtask, parallelism, MAX_PARALLELISM)
             some = None if set(groups) <= set(touched) else set(groups) & set(touched)
-            tables.append(
-                restore(
-                    "carts",
-                    self.type_,
-                    groups,
-                    MAX_PARALLELISM,
-                    self.completed,
-                    self.indexes,
-                    lambda refs: [(ref, self.bodies[ref]) for ref in reversed(refs)],
-                    some,
-                    backend=HashMapBackend(),
-                )
-            )
+            place = ("carts", self.type_, groups, MAX_PARALLELISM, self.completed, self.indexes)
+            tables.append(restore(*place, self._fetch, some, backend=HashMapBackend()))
         return tables
+
+    def _fetch(self, refs: Sequence[BlockRef]) -> list[tuple[BlockRef, bytes]]:
+        return [(ref, self.bodies[ref]) for ref in reversed(refs)]
 
     @rule(records=st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from([0, 0, 1, 2, 3, -1])), max_size=30))
     def process(self, records: list[tuple[bytes, int]]) -> None:
@@ -241,10 +233,7 @@ def _put_each(table: Table[int], states: Mapping[bytes, int]) -> None:
 
 @pytest.mark.parametrize("incarnations", [1, 5])
 def test_long_histories_stay_short_chains(incarnations: int, topic: Any) -> None:
-    """Over many checkpoints with few changes, and many restarts, the chain stays bounded and restores to the state.
-
-    So it does where every incarnation takes one checkpoint, and restores no more than it changes.
-    """
+    """Also where every incarnation takes one checkpoint, and restores no more than it changes."""
     table: Table[int] = KeyedTable("totals", int, range(8), 8)
     model: dict[bytes, int] = {}
     keys = [canonical_key(number) for number in range(400)]
@@ -259,7 +248,7 @@ def test_long_histories_stay_short_chains(incarnations: int, topic: Any) -> None
         model.update(states)
         _put_each(table, states)
         snapshot = table.freeze(checkpoint, checkpoint - 1)
-        index = topic.write_all(snapshot)
+        index = topic.write(snapshot)
         longest = max(longest, len(snapshot.chain.blocks))
     assert longest < 40
     assert dict(topic.restored(index, 399, range(8)).items()) == model

@@ -29,7 +29,7 @@ def chain_of(topic: Any, *, compressible: bool) -> StoredState[Any]:
 
     def keep(block: Any) -> None:
         if block is not None:
-            written.append((topic.write(block, block.header.checkpoint), block.header))
+            written.append((topic.put(block), block.header))
 
     written: list[Any] = []
     for checkpoint in range(1, INCREMENTS + 2):

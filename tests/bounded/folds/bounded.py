@@ -38,12 +38,8 @@ HERE = Path(__file__).parent
 
 def load_pipeline(module: str, attribute: str, name: str, **params: str) -> Loaded:
     folder = HERE if module == "bounded_pipelines" else HERE.parents[1] / "engines"
-    reference: dict[str, object] = {
-        "module": module,
-        "attribute": attribute,
-        "params": {"name": name, **params},
-        "path": str(folder),
-    }
+    params = {"name": name, **params}
+    reference: dict[str, object] = {"module": module, "attribute": attribute, "params": params, "path": str(folder)}
     return Loaded(load_reference(reference), reference)
 
 

@@ -91,8 +91,7 @@ class Lossy:
         return self.runs[-1]
 
     def lose(self, sink: str, topic: str) -> Committable:
-        """One checkpoint completes; of the next, which is decided, subtask 1 of *sink* loses its transaction, and the
-        output topic all its records."""
+        """The next checkpoint is decided; subtask 1 of *sink* loses its transaction, *topic* all its records."""
         self.feed(2000)
         first = self.incarnation()
         assert first.wait() == 0, first.said

@@ -53,8 +53,7 @@ print(broker.bootstrap_servers, flush=True)
 @pytest.mark.broker
 class TestLife:
     def test_a_detached_one(self, folder: Path, tmp_path: Path) -> None:
-        """It goes on when its starter has ended; any process sees it, by whatever path leads to its folder, is refused
-        a second one there, and may stop it. A setting that is passed wins over the small broker's own."""
+        """It outlives its starter; any process, by any path to the folder, sees it and may stop it."""
         address = run_python(START_AND_LEAVE, folder, "detached")
         (tmp_path / "link").symlink_to(folder)
         (tmp_path / "folder").mkdir()
@@ -166,8 +165,7 @@ class TestJava:
     def test_the_first_that_is_new_enough(
         self, at_home: str, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """JAVA_HOME comes before PATH, unless its Java is below 17; no other is started than those up to the one that
-        is taken: each is a process of some weight."""
+        """JAVA_HOME comes before PATH. No Java is started after the one that is taken: each is a process."""
         name, _, version = at_home.partition(" ")
         found = {
             "home": program(tmp_path / "home" / "bin" / "java", f"echo '{name} version \"{version}\"' >&2"),

@@ -91,16 +91,11 @@ class TestBothLibraries:
     @pytest.mark.parametrize(
         "setting",
         [
-            "ssl.keystore.location",
-            "ssl.engine.location",
-            "sasl.kerberos.keytab",
-            "sasl.oauthbearer.method",
-            "sasl.oauthbearer.token.endpoint.url",
-            "enable.sasl.oauthbearer.unsecure.jwt",
-            "https.ca.location",
+            "ssl.keystore.location", "ssl.engine.location", "sasl.kerberos.keytab", "sasl.oauthbearer.method",
+            "sasl.oauthbearer.token.endpoint.url", "enable.sasl.oauthbearer.unsecure.jwt", "https.ca.location",
             "sasl.pasword",
         ],
-    )
+    )  # fmt: skip
     def test_security_is_never_dropped(self, setting: str) -> None:
         with pytest.raises(ConfigError, match=f"{setting}: .*kafka-python"):
             ClientConfig({**SASL, setting: "x"}).check()
@@ -198,16 +193,10 @@ class TestContradictions:
 
 class TestSecrets:
     SECRETS = (
-        "sasl.password",
-        "ssl.key.password",
-        "ssl.key.pem",
-        "ssl.keystore.password",
-        "sasl.jaas.config",
-        "sasl.oauthbearer.client.secret",
-        "sasl.oauthbearer.config",
-        "sasl.oauthbearer.assertion.private.key.pem",
+        "sasl.password", "ssl.key.password", "ssl.key.pem", "ssl.keystore.password", "sasl.jaas.config",
+        "sasl.oauthbearer.client.secret", "sasl.oauthbearer.config", "sasl.oauthbearer.assertion.private.key.pem",
         "sasl.oauthbearer.assertion.private.key.passphrase",
-    )
+    )  # fmt: skip
 
     @pytest.mark.parametrize("setting", SECRETS)
     def test_not_shown(self, setting: str) -> None:

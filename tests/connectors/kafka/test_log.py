@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Producer
 from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
 from kafka.record.memory_records import MemoryRecordsBuilder
 
@@ -46,13 +45,6 @@ def ended(cluster: Any, transactional_id: str, topic: str, *, commit: bool) -> C
     committable: Committable = cluster.committable(transactional_id)
     end(cluster, committable, commit=commit)
     return committable
-
-
-def write_plainly(cluster: Any, topic: str, values: list[bytes]) -> None:
-    producer = Producer(cluster.config.confluent())
-    for value in values:
-        producer.produce(topic, value, partition=0)
-    assert producer.flush(LIMIT_S) == 0
 
 
 @pytest.mark.broker
@@ -96,7 +88,7 @@ class TestFate:
         cluster.topics.create(f"{topic}-one", partitions=1)
         committable = ended(cluster, topic, f"{topic}-one", commit=False)
         cluster.visible(f"{topic}-one")
-        write_plainly(cluster, f"{topic}-one", VALUES)
+        cluster.kafka.produce(f"{topic}-one", VALUES, partition=0)
         cluster.kafka.delete_records(f"{topic}-one", {0: len(VALUES) + 1})
         assert log.fate(committable) is Fate.GONE
         other = msgspec.structs.replace(committable, written=(Written(f"{topic}-one", 0, len(VALUES) + 1, 1),))
@@ -197,7 +189,7 @@ class TestRecords:
         for value in VALUES[10:]:
             cluster.produce(ours, topic, [value])
             cluster.produce(theirs, topic, [b"theirs"])
-            write_plainly(cluster, topic, [b"plain"])
+            cluster.kafka.produce(topic, [b"plain"], partition=0)
         committable = cluster.committable(topic)
         end(cluster, committable, commit=False)
         records = log.records(committable.producer_id, committable.epoch, committable.written[0])
@@ -214,7 +206,7 @@ class TestRecords:
         committable = ended(cluster, topic, topic, commit=False)
         producer_id, epoch, written = committable.producer_id, committable.epoch, committable.written[0]
         cluster.visible(topic)
-        write_plainly(cluster, topic, VALUES)
+        cluster.kafka.produce(topic, VALUES, partition=0)
         for wrong in (
             log.records(producer_id, epoch, msgspec.structs.replace(written, count=written.count + 1)),
             log.records(producer_id, epoch, msgspec.structs.replace(written, count=written.count - 1)),
@@ -241,20 +233,19 @@ def test_a_copy_whose_records_are_gone_is_aborted(cluster: Any, topic: str, log:
     cluster.open(topic, topic, [b"%d" % number for number in range(6)])
     lost = cluster.committable(topic)
     cluster.transactions.end_until_answered(topic, lost.producer_id, lost.epoch, commit=False)
-    cluster.wait_until(lambda: cluster.transactions.describe([topic])[topic].state == "CompleteAbort")
+    cluster.wait_until(lambda: cluster.state(topic).state == "CompleteAbort")
     cluster.kafka.delete_records(topic, {1: 1})
     name = f"{topic}-repair"
     why = copy_transaction(cluster.config, cluster.transactions, log, lost, name, 600_000)
     assert isinstance(why, str)
-    cluster.wait_until(lambda: cluster.transactions.describe([name])[name].state == "CompleteAbort")
+    cluster.wait_until(lambda: cluster.state(name).state == "CompleteAbort")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.broker
 @pytest.mark.slow
 def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
-    """Compaction takes the records of a transaction; its marker then still tells its fate, in another segment too, and
-    a copy is refused."""
+    """The marker tells the fate once the records have gone, also from another segment."""
     quickly = {"log.cleaner.backoff.ms": "100", "log.initial.task.delay.ms": "100"}
     broker = EmbeddedBroker(tmp_path, 0, quickly, lifetime="process")
     broker.start()
@@ -287,10 +278,8 @@ def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
 
 def overwrite(cluster: Any, topic: str) -> None:
     """Write newer records of the same key, the last one old enough for the next to get a segment of its own."""
-    producer = Producer(cluster.config.confluent())
     for _ in range(2):
-        producer.produce(topic, b"newer", b"key")
-        assert producer.flush(LIMIT_S) == 0
+        cluster.kafka.produce(topic, [(b"key", b"newer")])
         time.sleep(0.15)
 
 

@@ -183,8 +183,7 @@ def test_more_than_a_batch_holds(place: Place) -> None:
 
 @pytest.mark.exhaustive
 def test_the_last_epoch_of_a_producer_id(place: Place, kafka: KafkaCluster) -> None:
-    """Where the epochs of a producer id run out, the writer goes on under the next one, and writes nothing under the
-    last, whose producer id the end of a transaction would take away."""
+    """The writer goes on under the next id: the end of a transaction at the last epoch would take this one."""
     broker = RealBroker(kafka.bootstrap_servers)
     assert broker.init_transactions(place.id).error is Error.NONE
     broker.use_up_epochs(place.id, 32_764)

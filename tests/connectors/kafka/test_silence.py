@@ -21,15 +21,9 @@ def statistics(
 ) -> str:
     """What librdkafka tells, as far as it matters; -1 is its own name for what has no partition yet."""
     told = {"leader": leader, "fetchq_cnt": queued, "desired": True}
-    return json.dumps(
-        {
-            "brokers": {
-                "a:1/1": {"nodeid": 1, "state": state, "rxidle": int(idle_s * 1e6)},
-                "a:1/bootstrap": {"nodeid": -1, "state": "INIT"},
-            },
-            "topics": {"orders": {"partitions": dict.fromkeys(partitions, told)}},
-        }
-    )
+    broker = {"nodeid": 1, "state": state, "rxidle": int(idle_s * 1e6)}
+    brokers = {"a:1/1": broker, "a:1/bootstrap": {"nodeid": -1, "state": "INIT"}}
+    return json.dumps({"brokers": brokers, "topics": {"orders": {"partitions": dict.fromkeys(partitions, told)}}})
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,11 @@ EPOCH_LAST = 32_766
 """The last epoch that a transaction is opened with; the broker keeps 32,767 for fencing."""
 
 
-def state_of(cluster: Any, transactional_id: str) -> TransactionState:
-    state: TransactionState | None = cluster.transactions.describe([transactional_id])[transactional_id]
-    assert state is not None
-    return state
-
-
 def settled(cluster: Any, transactional_id: str) -> TransactionState:
     """The state once all markers are written: the end is answered before they are."""
-    cluster.wait_until(lambda: not state_of(cluster, transactional_id).state.startswith("Prepare"))
-    return state_of(cluster, transactional_id)
+    cluster.wait_until(lambda: not cluster.state(transactional_id).state.startswith("Prepare"))
+    state: TransactionState = cluster.state(transactional_id)
+    return state
 
 
 def end(cluster: Any, state: TransactionState, *, commit: bool) -> EndAnswer:
@@ -81,7 +76,7 @@ class TestTheTableOfAnswers:
                 cluster.producer(topic)
             else:
                 self.ends(cluster, topic, step, found or NEVER_USED)
-            found = found or state_of(cluster, topic)
+            found = found or cluster.state(topic)
         shown = None if found is None else settled(cluster, topic)
         assert self.ends(cluster, topic, asked, found or NEVER_USED) is answer
         if shown is None:
@@ -103,7 +98,7 @@ class TestTheTableOfAnswers:
 
     def test_a_producer_whose_transaction_was_ended_is_fenced(self, cluster: Any, topic: str) -> None:
         producer = cluster.open(topic, topic, VALUES)
-        end(cluster, state_of(cluster, topic), commit=True)
+        end(cluster, cluster.state(topic), commit=True)
         with pytest.raises(KafkaException, match=FENCED):
             producer.commit_transaction(LIMIT_S)
 
@@ -114,7 +109,7 @@ class TestTheTableOfAnswers:
             """Whether the second of two commits, the one right behind the other, came in time for that."""
             name = f"{topic}-{next(attempts)}"
             cluster.open(name, topic, VALUES)
-            opened = state_of(cluster, name)
+            opened = cluster.state(name)
             ending = Ending(name, opened.producer_id, opened.epoch)
             first, again = cluster.transactions.end_all([ending, ending], commit=True)
             assert first is EndAnswer.COMPLETED
@@ -127,10 +122,10 @@ class TestTheTableOfAnswers:
     @pytest.mark.parametrize(("id_ahead", "epoch_ahead"), [(1_000_000, 0), (0, 1)])
     def test_what_is_not_the_transactions(self, cluster: Any, topic: str, id_ahead: int, epoch_ahead: int) -> None:
         cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
+        opened = cluster.state(topic)
         wrong = opened.producer_id + id_ahead, opened.epoch + epoch_ahead
         assert cluster.transactions.end(topic, *wrong, commit=True) is EndAnswer.UNKNOWN
-        assert state_of(cluster, topic) == opened
+        assert cluster.state(topic) == opened
 
 
 KILLED_WRITER = """
@@ -154,7 +149,7 @@ def test_commit_of_a_killed_producer(cluster: Any, topic: str) -> None:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "flushed\n"
         os.kill(writer.pid, signal.SIGKILL)
-    opened = state_of(cluster, topic)
+    opened = cluster.state(topic)
     assert cluster.visible_now(topic) == []
     assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
     assert cluster.visible(topic) == VALUES
@@ -163,14 +158,14 @@ def test_commit_of_a_killed_producer(cluster: Any, topic: str) -> None:
 class TestDescribing:
     def test_an_open_transaction_names_its_partitions(self, cluster: Any, topic: str) -> None:
         cluster.open(topic, topic, VALUES, transaction_timeout_ms=123_456)
-        opened = state_of(cluster, topic)
+        opened = cluster.state(topic)
         assert sorted(opened.partitions) == [(topic, 0), (topic, 1)]
         assert opened.timeout_ms == 123_456
         assert opened.start_time_ms > 0
 
     def test_producers_prove_the_count(self, cluster: Any, topic: str) -> None:
         cluster.open(topic, topic, VALUES[:61])
-        opened = state_of(cluster, topic)
+        opened = cluster.state(topic)
         shown = {each.partition: each for each in cluster.transactions.producers(opened.partitions)}
         assert {partition: each.last_sequence + 1 for partition, each in shown.items()} == {0: 31, 1: 30}
         assert {each.transaction_start_offset for each in shown.values()} == {0}
@@ -178,7 +173,7 @@ class TestDescribing:
 
     def test_a_producer_without_transaction_has_no_start(self, cluster: Any, topic: str) -> None:
         cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
+        opened = cluster.state(topic)
         end(cluster, opened, commit=True)
         cluster.visible(topic)
         assert {each.transaction_start_offset for each in cluster.transactions.producers(opened.partitions)} == {None}
@@ -198,11 +193,8 @@ class TestDescribing:
         cluster.open(f"{topic}.a:open", topic, VALUES)
         cluster.producer(f"{topic}.a:empty")
         cluster.producer(f"{topic}-a:other")
-        listed = cluster.transactions.list(f"{topic}.a:")
-        assert {(each.transactional_id, each.state) for each in listed} == {
-            (f"{topic}.a:open", "Ongoing"),
-            (f"{topic}.a:empty", "Empty"),
-        }
+        shown = {each.transactional_id: each.state for each in cluster.transactions.list(f"{topic}.a:")}
+        assert shown == {f"{topic}.a:open": "Ongoing", f"{topic}.a:empty": "Empty"}
 
     def test_the_cluster(self, cluster: Any) -> None:
         assert len(cluster.transactions.cluster_id()) > 10
@@ -212,7 +204,7 @@ class TestDescribing:
     def test_endings_are_answered_in_order(self, cluster: Any, topic: str) -> None:
         for slot in range(8):
             cluster.open(f"{topic}-{slot}", topic, VALUES)
-        opened = [state_of(cluster, f"{topic}-{slot}") for slot in range(8)]
+        opened = [cluster.state(f"{topic}-{slot}") for slot in range(8)]
         endings = [Ending(each.transactional_id, each.producer_id, each.epoch) for each in opened]
         endings.insert(3, Ending(f"{topic}-never", 1, 0))
         answers = cluster.transactions.end_all(endings, commit=True)
@@ -269,7 +261,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
     raise_epochs(cluster, [idle, written], EPOCH_LAST - 1)
 
     cluster.producer(idle)
-    before = state_of(cluster, idle)
+    before = cluster.state(idle)
     assert (before.state, before.epoch) == ("Empty", EPOCH_LAST)
     assert end(cluster, before, commit=False) is EndAnswer.COMPLETED
     after = settled(cluster, idle)
@@ -277,7 +269,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
     assert after.epoch == 0
 
     zombie = cluster.open(written, topic, VALUES)
-    before = state_of(cluster, written)
+    before = cluster.state(written)
     assert before.epoch == EPOCH_LAST
     for _ in range(3):
         assert end(cluster, before, commit=True) is EndAnswer.COMPLETED
@@ -295,7 +287,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
 
 def raise_epochs(cluster: Any, transactional_ids: list[str], epoch: int) -> None:
     """Raise the epochs of idle ids, which are alike, by aborting them over and over."""
-    states = [state_of(cluster, each) for each in transactional_ids]
+    states = [cluster.state(each) for each in transactional_ids]
     for number in range(states[0].epoch, epoch):
         remaining = [Ending(each.transactional_id, each.producer_id, number) for each in states]
         while remaining:
@@ -311,7 +303,7 @@ def test_memory_stays(cluster: Any, topic: str) -> None:
     producer = cluster.producer(topic)
 
     def cycle() -> None:
-        state = state_of(cluster, topic)
+        state = cluster.state(topic)
         cluster.transactions.list(topic)
         cluster.transactions.producers([(topic, 0), (topic, 1)])
         end(cluster, state, commit=False)

@@ -41,8 +41,8 @@ def cluster(stoppable: OwnCluster, cluster_at: Any) -> Iterator[Any]:
 @pytest.mark.exhaustive
 def test_commit_after_the_brokers_timeout(cluster: Any, topic: str) -> None:
     zombie = cluster.open(topic, topic, VALUES, transaction_timeout_ms=10_000)
-    opened = cluster.transactions.describe([topic])[topic]
-    cluster.wait_until(lambda: cluster.transactions.describe([topic])[topic].state == "CompleteAbort")
+    opened = cluster.state(topic)
+    cluster.wait_until(lambda: cluster.state(topic).state == "CompleteAbort")
     for _ in range(3):
         answer = cluster.transactions.end_until_answered(topic, opened.producer_id, opened.epoch, commit=True)
         assert answer is EndAnswer.REFUSED
@@ -63,7 +63,7 @@ def is_committed(hasty: Transactions, topic: str, opened: TransactionState) -> b
 @pytest.mark.exhaustive
 def test_a_broker_that_dies(stoppable: OwnCluster, cluster: Any, topic: str) -> None:
     cluster.open(topic, topic, VALUES)
-    opened = cluster.transactions.describe([topic])[topic]
+    opened = cluster.state(topic)
     hasty = Transactions(cluster.config, timeout_ms=1_000)
     stoppable.broker.kill()
     for ask in (
@@ -96,7 +96,7 @@ TOO_OLD = pytest.raises(ConfigError, match=r"upgrade --feature transaction.versi
 @pytest.mark.exhaustive
 def test_a_cluster_of_an_older_transaction_version(cluster: Any, topic: str) -> None:
     cluster.open(topic, topic, VALUES)
-    opened = cluster.transactions.describe([topic])[topic]
+    opened = cluster.state(topic)
     set_transaction_version(cluster, 1, SAFE_DOWNGRADE)
     try:
         assert cluster.transactions.transaction_version() == 1
@@ -123,8 +123,7 @@ def set_transaction_version(cluster: Any, version: int, upgrade_type: int) -> No
 
 
 class MovingCoordinator(Wire):
-    """Of brokers 1 and 2 the first keeps every id, until it is asked to end a transaction: it answers with *code*, and
-    from then on the second does."""
+    """Broker 1 keeps every id until it is asked to end a transaction: it answers *code*; then broker 2 does."""
 
     def __init__(self, code: int) -> None:
         super().__init__(ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), timeout_ms=10_000, sleep=lambda _: None)

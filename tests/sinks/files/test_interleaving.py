@@ -120,9 +120,7 @@ FAR = SHARD * (SHARDS_KEPT + 1)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
 def test_a_zombie_makes_an_entry_that_is_gone(make_target, totals, stepper, renaming, delivery) -> None:
-    """At any step of a zombie's commit a new leader may come so far that its entry goes, and readers may have taken its
-    files: whatever the zombie does then, rows come once (or, at most once, not at all), the position is the new
-    leader's, and the name goes again."""
+    """Whatever it does, rows come once, or perhaps not at all at most once; the position is the new leader's."""
     made_again = 0
     for step in range(200):
         target = make_target(delivery=delivery)

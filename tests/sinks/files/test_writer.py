@@ -8,7 +8,7 @@ import threading
 from typing import Any, NamedTuple
 
 import pytest
-from waiting import flushed, until
+from waiting import staged, until
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks.files import staging, writer
@@ -52,7 +52,7 @@ def test_intervals_are_told_once_and_by_their_checkpoint(target, totals) -> None
     for checkpoint in (1, 2, 3):
         opened.writer.write(opened.encoder.encode(totals(*range(checkpoint))))
         opened.writer.barrier(checkpoint)
-    found = [flushed(opened.writer, checkpoint).staged.committable for checkpoint in (3, 1, 2)]
+    found = [staged(opened.writer, checkpoint) for checkpoint in (3, 1, 2)]
     assert [(each.checkpoint, each.records, each.subtask, each.kind) for each in found] == [
         (3, 3, 3, "files"), (1, 1, 3, "files"), (2, 2, 3, "files"),
     ]  # fmt: skip
@@ -109,8 +109,7 @@ class Text(NamedTuple):
 
 @pytest.mark.parametrize("crowded", [True, False])
 def test_what_is_held_back_is_what_memory_holds(make_target, stage, monkeypatch, crowded: bool) -> None:
-    """A few rows of a folder do not keep the rows of others that came with them; nor do many folders with a row each
-    take more than is counted. Rows are the same."""
+    """Neither a few rows that came with many, nor a row each in many folders, hold more than is counted."""
     import pyarrow
 
     monkeypatch.setattr(staging, "HELD_BYTES_MAX", 1 << 20)
@@ -165,7 +164,7 @@ def test_a_file_is_rolled_by_its_age(make_target, totals, stage) -> None:
     for cents in range(3):
         opened.writer.write(opened.encoder.encode(totals(cents)))
         opened.writer.barrier(cents + 1) if cents == 0 else None
-    first = flushed(opened.writer, 1).staged.committable
+    first = staged(opened.writer, 1)
     assert len(files_of(target, first)) == 1
     until(lambda: not opened.writer._backlog_bytes)
     target.clients.clock.advance(10_000)
@@ -188,7 +187,7 @@ def test_a_slow_disk_shows_in_full_and_never_in_write(target, totals, monkeypatc
     assert opened.writer.poll() is False
     disk.set()
     until(lambda: not opened.writer.full)
-    assert flushed(opened.writer, 1).staged.committable.records == written
+    assert staged(opened.writer, 1).records == written
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
@@ -254,8 +253,7 @@ def test_at_least_once_publishes_at_the_barrier(make_target, totals, stage) -> N
 
 
 def test_at_least_once_leaves_nothing_behind(make_target, totals, stage) -> None:
-    """What killed writers had staged goes when the next attempt begins, whichever subtasks that has; what is of this
-    attempt, of another pipeline into the same folder, or of another program stays."""
+    """Files of killed writers go when the next attempt begins; its own, and those of others, stay."""
     target = make_target(delivery="at_least_once", roll_bytes=1 << 10)
     target.committer().check()
     other = target.committer(pipeline="others")
@@ -267,7 +265,7 @@ def test_at_least_once_leaves_nothing_behind(make_target, totals, stage) -> None
         opened = target.open(subtask=subtask)
         opened.writer.write(opened.encoder.encode(totals(*range(200))))
         opened.writer.poll()
-        until(lambda subtask=subtask: list(target.root.glob(f"staged/1-1-{subtask}-*/*")))
+    until(lambda: all(list(target.root.glob(f"staged/1-1-{subtask}-*/*")) for subtask in (0, 1)))
     again = target.open(attempt=2)
     assert target.waiting() == ["notes"]
     stage(again, 1, totals(1))

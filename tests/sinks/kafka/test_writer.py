@@ -55,14 +55,9 @@ def writer_at() -> Iterator[Make]:
         executor = ThreadPoolExecutor(1)
         producers = KafkaProducers(topic, config.confluent(), 600_000, executor)
         writer = KafkaWriter(
-            sink="out",
-            subtask=0,
-            topic=topic,
-            pool=pool,
-            producers=producers,
-            prepared=prepared.append,
+            sink="out", subtask=0, topic=topic, pool=pool, producers=producers, prepared=prepared.append,
             clock=SystemClock(),
-        )
+        )  # fmt: skip
         made.append(writer)
         until(lambda: [writer.poll(0.01), *prepared][1:] != [])
         transactions = Transactions(config)
@@ -140,8 +135,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
 
 @pytest.mark.parametrize("when", ["before the first record", "behind a record", "before another record"])
 def test_a_right_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer_at: Make, when: str) -> None:
-    """No other attempt would fare better. The client says of records that it dropped them, or of itself that it is in
-    a wrong state: the error names the reason, and the topic."""
+    """The client may say only that it dropped records, or is in a wrong state; the error names the reason."""
     guarded.create_topic(topic_name)
     writer = writer_at(guarded, topic_name, {"linger.ms": 0})
     if when != "before the first record":

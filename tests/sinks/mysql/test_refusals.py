@@ -225,8 +225,7 @@ class Priced(msgspec.Struct):
 )  # fmt: skip
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_a_column_that_becomes_another(mariadb: Any, stores: Stores, mode: str, change: str, said: str) -> None:
-    """What it would round or shift is refused, until it is what it was; the same, only wider, is taken. A name in
-    another case is nothing to the server."""
+    """A column that would round or shift values is refused; a wider one, or a name in another case, is not."""
     columns = "customer VARCHAR(20) PRIMARY KEY, price DECIMAL(9,2), at DATETIME(6), size DOUBLE"
     mariadb.sql(f"CREATE TABLE totals ({columns})")
     store = stores(Priced, mode=mode, key=key_of(mode))
@@ -259,8 +258,7 @@ def test_a_table_stays_as_it_is_while_rows_go_into_it(mariadb: Any, stores: Stor
 
 
 def test_a_table_that_is_just_being_altered_takes_rows(mariadb: Any, stores: Stores) -> None:
-    """MariaDB shows no columns of it to a transaction that has locked another: they are asked for when it is
-    locked, too."""
+    """MariaDB shows its columns to no transaction that has locked another table: they are read after its lock."""
     mariadb.sql("CREATE TABLE totals (customer VARCHAR(20), cents BIGINT)")
     store = stores(Total)
     store.check()

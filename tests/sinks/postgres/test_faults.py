@@ -37,8 +37,7 @@ def until_applied(store: PostgresStore, waiting: Any, row: Any) -> bool:
 
 @pytest.mark.exhaustive
 def test_a_server_that_is_paused(database: Database) -> None:
-    """A server that stands still holds no call for longer than the limit, whatever it is asked: to connect, to take
-    rows, to commit; when it goes on, the rows come once."""
+    """No call is held for longer than the limit: neither a login, nor rows, nor a commit. Rows come once."""
     store = database.ready()
     waiting = chunks(store, [Total("x" * 1000, number) for number in range(20_000)])
 

@@ -5,26 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bounded import Silent, twice
+from bounded import Silent, load_pipeline, twice
 from prepared_job import PreparedJob
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.options import RunOptions
-from exactlyonce.pipeline.loading import Loaded, load_reference
 
 pytestmark = pytest.mark.broker
 
 
 def catch_up(job: PreparedJob, folder: Path) -> None:
-    reference: dict[str, object] = {
-        "module": "prepared_totals",
-        "attribute": "totals",
-        "params": {"name": job.name, "store": job.preparing.name},
-        "path": str(Path(__file__).parent / "rig"),
-    }
+    loaded = load_pipeline("prepared_totals", "totals", job.name, store=job.preparing.name)
     options = RunOptions(ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers}), parallelism=2)
-    CatchingUp(Loaded(load_reference(reference), reference), options, twice, folder, Silent()).run()
+    CatchingUp(loaded, options, twice, folder, Silent()).run()
 
 
 @pytest.mark.exhaustive(matrix=True)

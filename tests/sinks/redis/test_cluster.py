@@ -28,9 +28,7 @@ def gather(*servers: RedisServer) -> None:
         server.client.execute_command("CLUSTER", "ADDSLOTSRANGE", number * share, (number + 1) * share - 1)
         server.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         server.client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port, servers[0].bus_port)
-    for server in servers:
-        client = server.client
-        until(lambda client=client: "cluster_state:ok" in str(client.execute_command("CLUSTER", "INFO")))
+    until(lambda: all("cluster_state:ok" in str(each.client.execute_command("CLUSTER", "INFO")) for each in servers))
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks.writer import FlushedInterval
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -25,3 +26,10 @@ def flushed(writer: Any, checkpoint: int) -> FlushedInterval:
         writer.poll(0.05)
     interval: FlushedInterval = found
     return interval
+
+
+def staged(writer: Any, checkpoint: int) -> StoreCommittable:
+    """The committable of that interval, which has one."""
+    found = flushed(writer, checkpoint).staged
+    assert found is not None
+    return found.committable

@@ -38,8 +38,7 @@ def test_a_commit_that_never_arrives_has_not_been_done(tables: Tables) -> None:
 
 
 def test_a_commit_that_lands_late_is_waited_for(tables: Tables, aside: Any) -> None:
-    """While a lost COMMIT is under way its ledger row is locked: whoever applies waits for it, or gives up; when it has
-    landed, the ledger says so."""
+    """Its ledger row is locked while it is under way: an apply waits for it, or gives up."""
     store = tables.ready(quick=True, proxied=True)
     waiting = tables.chunks(store)
     tables.proxy.meet(tables.commit, Fate.LATE)

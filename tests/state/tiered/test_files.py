@@ -148,8 +148,7 @@ def test_damaged_files(damage: str, process: Process, blocks: StateBlocks, tmp_p
     "gone", ["CURRENT", "MANIFEST OPTIONS CURRENT log", "sst", "MANIFEST OPTIONS CURRENT log sst json"]
 )
 def test_files_that_were_deleted_in_part(gone: str, process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
-    """Of files that somebody was killed over while deleting or copying them, nothing is taken: not even an empty
-    database, which is what RocksDB makes of the rest. The blocks are read, and files are saved again."""
+    """RocksDB makes an empty database of the rest: the blocks are read, and files are saved again."""
     _, indexes = run(process)
     (saved,) = (tmp_path / OPERATOR / "0-7").glob("saved-*")
     for path in saved.iterdir():

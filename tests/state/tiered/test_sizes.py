@@ -68,8 +68,7 @@ def _own_blocks(indexes: list[bytes]) -> list[list[BlockRef]]:
 
 @pytest.mark.parametrize("every", [1, 20])
 def test_large_states(every: int, process: Process) -> None:
-    """Where states are large, all or the few that no sample shows, as many fewer are held, and settled at once; a batch
-    that wants many of them is applied in parts, and what it returns is whole."""
+    """Fewer of them are held, also of a few that no sample shows; a batch that wants many is applied in parts."""
     subtasks, large = process(bytes), 100_000
     (table,) = subtasks.tables
 

@@ -122,8 +122,7 @@ def test_records_want_another_while_one_is_read(
 
 
 def test_blocks_that_go_while_they_are_read(process: Process, blocks: StateBlocks) -> None:
-    """Key groups are read together, a block after the other; one that records want meanwhile may soon be in new blocks
-    alone, and nobody keeps the old ones for the rest of that reading."""
+    """A key group that records want while others are read may be in new blocks alone: nobody keeps the old."""
     index = written(process)
     after = process(indexes=index, checkpoint=1)
     table: Any = after.tables[0]
@@ -320,8 +319,7 @@ def test_checkpoints_while_records_come(
 
 
 def test_notes_of_an_older_process(process: Process, small: None, every_one_saved: None) -> None:
-    """Files that are saved when changes had outgrown memory hold no notes of them, which a later process would take for
-    changes of its interval of the same number."""
+    """Saved files have no notes of changes: a later process would take them for its interval of that number."""
     subtasks, model = process(), dict.fromkeys(range(30), 1)
     subtasks.put(model)
     indexes = subtasks.write(subtasks.freeze(1, 0))
@@ -341,8 +339,7 @@ def test_notes_of_an_older_process(process: Process, small: None, every_one_save
 def test_an_interval_that_is_settled_before_an_older_one_is_encoded(
     process: Process, blocks: StateBlocks, small: None
 ) -> None:
-    """A key group that has its first keys in one interval, and more in the next, which memory makes settle while the
-    checkpoint of the first is still to be encoded: neither's keys are lost."""
+    """Memory settles the second interval while the first is still to be encoded: neither's keys are lost."""
     numbers = [number for number in range(1_000) if group_of(number) == 3]
     other = [number for number in range(1_000) if group_of(number) == 1]
     subtasks = process()
@@ -360,8 +357,7 @@ def test_an_interval_that_is_settled_before_an_older_one_is_encoded(
 def test_a_savepoint_that_is_settled_before_an_older_checkpoint_is_encoded(
     process: Process, blocks: StateBlocks, small: None
 ) -> None:
-    """It has images of all key groups that had a state at its barrier, also of one that has no block yet because the
-    older checkpoint is still to be encoded, and had no key at the one before that."""
+    """It has images of all key groups, also of one that has no block yet while the older one is encoded."""
     numbers = [number for number in range(2_000) if group_of(number) == 3]
     others = [number for number in range(2_000) if group_of(number) == 1]
     subtasks = process()
@@ -395,8 +391,7 @@ def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_whole_snapshot_is_never_in_memory(process: Process) -> None:
-    """A savepoint of a state many times as large as what its interval keeps: whoever writes its blocks as they come
-    holds some, and so does the table, also where a later checkpoint has to write all of them again."""
+    """Whoever writes its blocks as they come holds some; so does the table, also when all are written again."""
     subtasks, blocks = process(bytes), 40
     for number in range(blocks):
         subtasks.put({1_000 * number + each: os.urandom(100_000) for each in range(10)})

@@ -85,14 +85,9 @@ def entry(
     checkpoint: int, incarnation: int = 1, subtask: int = 0, pipeline: str = "p", sink: str = "s", previous: int = 0
 ) -> LedgerEntry:
     return LedgerEntry(
-        pipeline=pipeline,
-        sink=sink,
-        subtask=subtask,
-        checkpoint=checkpoint,
-        previous=previous,
-        incarnation=incarnation,
-        origin=ORIGIN,
-    )
+        pipeline=pipeline, sink=sink, subtask=subtask, checkpoint=checkpoint, previous=previous,
+        incarnation=incarnation, origin=ORIGIN,
+    )  # fmt: skip
 
 
 def chunks(store: PostgresStore, records: Sequence[Any], rows: int = 1000) -> list[bytes]:

@@ -12,7 +12,7 @@ import pytest
 from mariadb_server import DATABASE, MariaDB
 from postgres_server import PostgresServer
 from statement_proxy import StatementProxy
-from waiting import flushed, until
+from waiting import staged, until
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.engines.system_clock import SystemClock
@@ -43,9 +43,9 @@ class Preparing(ABC):
     """The type of a column that numbers the rows."""
     words: ClassVar[dict[str, str]]
     """What the statements begin with."""
-    port: int
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.server, self.port = server, server.port
         self._monkeypatch = monkeypatch
         self._opened: list[Any] = []
         self._encoder: RowEncoder | None = None
@@ -79,9 +79,10 @@ class Preparing(ABC):
     def end_connections(self) -> None:
         """End all but one's own."""
 
-    @abstractmethod
     def kill(self) -> None:
         """SIGKILL to the server, and start it again."""
+        self.server.kill()
+        self.server.start()
 
     def proxy(self) -> StatementProxy:
         made = StatementProxy(self.port)
@@ -119,9 +120,7 @@ class Preparing(ABC):
         """Write rows, end the interval, and wait until it is prepared."""
         self.write(writer, *customers)
         writer.barrier(checkpoint)
-        staged = flushed(writer, checkpoint).staged
-        assert staged is not None
-        return msgspec.structs.replace(staged.committable, previous=previous)
+        return msgspec.structs.replace(staged(writer, checkpoint), previous=previous)
 
     def write(self, writer: PreparedWriter, *customers: str) -> None:
         if self._encoder is None:
@@ -147,16 +146,12 @@ class Preparing(ABC):
 
 
 class PreparingPostgres(Preparing):
+    server: PostgresServer
     name, numbered = "postgres", "bigserial"
-    words: ClassVar[dict[str, str]] = {
-        "prepare": "PREPARE TRANSACTION",
-        "commit": "COMMIT PREPARED",
-        "enter": "COMMIT\0",
-    }
+    words: ClassVar = {"prepare": "PREPARE TRANSACTION", "commit": "COMMIT PREPARED", "enter": "COMMIT\0"}
 
     def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.server, self.port = server, server.port
-        super().__init__(monkeypatch)
+        super().__init__(server, monkeypatch)
         self.sql("DROP SCHEMA public CASCADE")
         self.sql("CREATE SCHEMA public")
 
@@ -181,18 +176,14 @@ class PreparingPostgres(Preparing):
     def end_connections(self) -> None:
         self.sql("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '^exactlyonce'")
 
-    def kill(self) -> None:
-        self.server.kill()
-        self.server.start()
-
 
 class PreparingMariaDB(Preparing):
+    server: MariaDB
     name, numbered = "mariadb", "bigint AUTO_INCREMENT"
-    words: ClassVar[dict[str, str]] = {"prepare": "XA PREPARE", "commit": "XA COMMIT", "enter": "\x03COMMIT"}
+    words: ClassVar = {"prepare": "XA PREPARE", "commit": "XA COMMIT", "enter": "\x03COMMIT"}
 
     def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.server, self.port = server, server.port
-        super().__init__(monkeypatch)
+        super().__init__(server, monkeypatch)
         server.sql(f"DROP DATABASE {DATABASE}", database=None)
         server.sql(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
 
@@ -233,7 +224,3 @@ class PreparingMariaDB(Preparing):
 
     def end_connections(self) -> None:
         self.server.end_connections()
-
-    def kill(self) -> None:
-        self.server.kill()
-        self.server.start()

@@ -54,8 +54,8 @@ class Tables(ABC):
     spoilt_why: str
     """What is said of it."""
 
-    def __init__(self, port: int) -> None:
-        self.proxy = StatementProxy(port)
+    def __init__(self, server: Any) -> None:
+        self.server, self.proxy = server, StatementProxy(server.port)
         self._stores: list[Store] = []
         self.filled: list[Any] = []
         """What a test keeps from one example to the next."""
@@ -110,13 +110,13 @@ class Tables(ABC):
 
 
 class PostgresTables(Tables):
+    server: PostgresServer
     name = "postgres"
     commit, lost, locked = "COMMIT\0", "lost during a request", "another session holds a lock"
     spoilt, spoilt_why = b"no row\n", "encoded for other columns"
 
     def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(server.port)
-        self.server = server
+        super().__init__(server)
         self.sql("DROP SCHEMA public CASCADE")
         self.sql("CREATE SCHEMA public")
         monkeypatch.setenv("TOTALS_DSN", server.dsn("postgres"))
@@ -136,14 +136,14 @@ class PostgresTables(Tables):
 
 
 class MariaDBTables(Tables):
+    server: MariaDB
     name = "mariadb"
     commit, lost = "\x03COMMIT", "has closed the connection, or it was cut"
     locked = "waited too long for a lock"
     spoilt, spoilt_why = b"(1,2,3,4),\f", "encoded for other types"
 
     def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(server.port)
-        self.server = server
+        super().__init__(server)
         server.sql(f"DROP DATABASE {DATABASE}", database=None)
         server.sql(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
         monkeypatch.setenv("TOTALS_DSN", server.dsn)
