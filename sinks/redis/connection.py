@@ -200,5 +200,7 @@ def _code(error: Exception) -> str | None:
             return code
     if isinstance(error, exceptions.ConnectionError) and "max number of clients" in str(error):
         return "CLIENTS"
+    if "with replica instances" in str(error):  # WAITAOF, of a server that has become one since it was written to
+        return "READONLY"
     found = _CODE.search(str(error)) if isinstance(error, exceptions.ResponseError) else None
     return found[1] if found else None

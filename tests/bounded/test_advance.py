@@ -23,7 +23,6 @@ pytestmark = pytest.mark.broker
 
 @pytest.mark.exhaustive
 def test_both_engines_in_turns(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """Backfill at 1, run locally at 3, catch up at 2, run at 1: outputs and state are those of one fold over all."""
     pipeline = loaded("broad")
     fed.feed(6_000)
     summary = catch_up(fed, pipeline, 1, tmp_path, chunk_records=4_000)
@@ -50,7 +49,6 @@ def test_both_engines_in_turns(fed: Fed, loaded: Any, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_both_engines_in_turns_write_to_a_store(fed: Fed, tmp_path: Path) -> None:
-    """A store with a ledger gets the same rows from both engines, once; units that ran twice give rows once."""
     database = tmp_path / "rows.db"
     loaded = load_pipeline("stored", "totals", fed.name, database=str(database))
     fed.feed(600)
@@ -79,7 +77,6 @@ def test_both_engines_in_turns_write_to_a_store(fed: Fed, tmp_path: Path) -> Non
 
 @pytest.mark.exhaustive
 def test_blocks_outside_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """Units of both engines read and write state as files: outputs are those of one fold, and no file is left over."""
     pipeline, root, staging = loaded("broad"), tmp_path / "blocks", tmp_path / "staging"
     root.mkdir()
     staging.mkdir()
@@ -98,7 +95,6 @@ def test_blocks_outside_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> N
 
 
 def test_checkpoints_share_their_transactional_ids(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """However many checkpoints there are, the broker has to remember one id for each subtask of each sink."""
     fed.feed(200)
     progress = Silent()
     summary = catch_up(fed, loaded("broad"), 2, tmp_path, chunk_records=100, progress=progress)
@@ -113,8 +109,7 @@ def test_checkpoints_share_their_transactional_ids(fed: Fed, loaded: Any, tmp_pa
 
 
 class ComingBack:
-    """Runs units here; the first attempts of one checkpoint's publications have no receipt, and come back at the end of
-    the next one's."""
+    """Runs units here; the first attempts of the second publication come back at the end of the third."""
 
     def __init__(self) -> None:
         self.published = 0
@@ -137,8 +132,7 @@ class ComingBack:
 
 
 def test_a_failed_publication_meets_no_later_one(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """Where a publication was tried again, its first attempt may come back when it likes: the next checkpoint has other
-    transactional ids, so that nothing of it is aborted."""
+    """The next checkpoint has other transactional ids, so that a late first attempt aborts nothing of it."""
     fed.feed(240)
     progress, submit = Silent(), ComingBack()
     summary = catch_up(fed, loaded("broad"), 2, tmp_path, chunk_records=90, progress=progress, submit=submit)

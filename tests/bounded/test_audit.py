@@ -17,7 +17,7 @@ from auditing import TARGET, Quiet, order_at, run_flawed
 from bounded import HERE, Fed, catch_up, load_pipeline
 from flawed_pipelines import CHANGED, DOUBLED, DROPPED, FLAWED, MOVED
 from running import Run, abort_while_a_worker_sleeps, orders
-from settled import ended_transactions
+from settled import await_readable, ended_transactions
 
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.store.log_reader import read_history
@@ -63,9 +63,6 @@ def transactions_of(fed: Fed) -> dict[str, Any]:
 
 @pytest.mark.exhaustive
 def test_planted_defects_are_found_and_nothing_else(fed: Fed, audit: Audit) -> None:
-    """One update each that was dropped, doubled, changed and moved is found by its kind, with the place in the output
-    and the input record it stems from; against the pipeline that did it nothing is found; nobody is fenced and no
-    transaction is touched; a record of somebody else is told, unless it is to be skipped."""
     fed.feed(3000)
     run_flawed(fed, "--num-retained", "100", interval="10m")  # the pipeline's flaw does not outlive a checkpoint
     before = transactions_of(fed)
@@ -93,7 +90,6 @@ def test_planted_defects_are_found_and_nothing_else(fed: Fed, audit: Audit) -> N
 
 @pytest.mark.exhaustive
 def test_what_cannot_be_judged_is_said(fed: Fed, audit: Audit, capsys: Any) -> None:
-    """Expired checkpoints, input that retention took, output that was removed: each is named, and the rest judged."""
     fed.feed(600)
     run_flawed(fed, "--num-retained", "2", parallelism=1, interval="10m")
     fed.feed(600)
@@ -126,8 +122,6 @@ def test_what_cannot_be_judged_is_said(fed: Fed, audit: Audit, capsys: Any) -> N
 def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
-    """While a worker sleeps, checkpoints are aborted and the job goes on: the next one carries what was flushed for
-    them and their order logs, along which an audit finds it right to the last record."""
     kafka.create_topic(f"{topic_name}-in", 4)
     kafka.produce(f"{topic_name}-in", orders(3000))
     job = Run(
@@ -160,8 +154,6 @@ def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
 
 @pytest.mark.exhaustive
 def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeypatch: Any) -> None:
-    """Counts by sink and partition are those of the checkpoint; --into writes the records into a topic, each in its
-    partition, and never into one of the pipeline's own."""
     fed.feed(800)
     run_flawed(fed, "--num-retained", "500", interval="10m")
     history = fed.history()
@@ -183,6 +175,7 @@ def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeyp
     for each in (each for each in history.manifests[number].committables if each.sink == "out"):
         decided.update({written.partition: written.count for written in each.written})
     assert {each["partition"]: each["replayed"] for each in report["counts"] if each["sink"] == "out"} == decided
+    await_readable(fed.kafka, f"{fed.name}-replayed", f"{fed.name}-out")
     again = fed.kafka.read_committed(f"{fed.name}-replayed")
     original = {(each.partition, each.key, each.value) for each in fed.kafka.read_committed(f"{fed.name}-out")}
     assert len(again) == report["records_produced"] == decided.total()
@@ -206,8 +199,7 @@ def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeyp
 @pytest.mark.exhaustive(but=["True"])
 @pytest.mark.parametrize("late", [True, False])
 def test_output_topics_that_get_partitions(fed: Fed, tmp_path: Path, monkeypatch: Any, late: bool) -> None:
-    """Whether a transaction was written before or after its topic got partitions, an audit finds nothing wrong with it,
-    a replay gives the same counts, and a repair puts each record where it was; what is wrong is found all the same."""
+    """An audit finds nothing wrong, a replay counts the same, a repair puts each record where it was."""
     monkeypatch.setenv(FLAWED, "1")
     loaded = load_pipeline("flawed_pipelines", "flawed", fed.name)
 

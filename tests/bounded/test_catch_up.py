@@ -14,6 +14,7 @@ import pytest
 from auditing import Quiet
 from bounded import HERE, Fed, Silent, catch_up, load_pipeline, run_local, start
 from running import assert_totals, orders
+from settled import await_readable
 
 from exactlyonce.checkpoint import leader
 from exactlyonce.cli.main import main
@@ -42,7 +43,6 @@ def command(fed: Fed, monkeypatch: pytest.MonkeyPatch, name: str, *options: str)
 def test_a_running_pipeline_is_left_alone(
     fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A command refuses, naming host, process and heartbeat; once the process is dead, nothing is in the way."""
     running = start(fed, "bounded_pipelines:broad")
     try:
         running.await_event(lambda event: event["event"] == "checkpoint")
@@ -63,7 +63,6 @@ def test_a_running_pipeline_is_left_alone(
 
 
 def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A catch-up without a checkpoint, speculation, a cluster without a staging folder, and wrong stop offsets."""
     wrong = {
         ("catch-up",): "begin with `exactlyonce backfill bounded_pipelines:broad --param name=...`",
         ("backfill", "--spark-conf", "spark.speculation=true"): "spark.speculation is on",
@@ -79,7 +78,6 @@ def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_stop_offsets(fed: Fed, tmp_path: Path) -> None:
-    """They are exclusive ends; beyond the end, before what is read or left out they are errors; -1 is the latest."""
     fed.feed(90)
     loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
     ends = {f"{fed.name}-in": {0: 10, 1: -1, 2: 0, 3: 0}, f"{fed.name}-more": {0: 5, 1: 0, 2: 0}}
@@ -105,7 +103,6 @@ def test_stop_offsets(fed: Fed, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_more_subtasks_than_a_manifest_has_room_for(fed: Fed, tmp_path: Path) -> None:
-    """A parallelism at which the manifest would be too large is refused with the largest that will do, which does."""
     fed.feed(30)
     loaded = load_pipeline("bounded_pipelines", "fine", fed.name)
     with pytest.raises(ConfigError, match=r"Use --parallelism \d+ at most") as refused:
@@ -125,7 +122,6 @@ def test_another_pipeline_than_before(fed: Fed, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
-    """A record that a function raises on ends the command, names the record, and the fixed pipeline goes on."""
     fed.feed(100)
     with pytest.raises(RecordError, match=r"Operator 'totals' raised ZeroDivisionError"):
         catch_up(fed, load_pipeline("pipelines", "raising", fed.name), 2, tmp_path)
@@ -146,7 +142,6 @@ def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
-    """A driver that another one has overtaken while its units ran publishes nothing, and says who it was."""
     fed.feed(300)
     loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
 
@@ -162,7 +157,6 @@ def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
 
 
 def test_heartbeats_go_on_while_a_job_runs(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever looks sees that the driver of a long stage lives."""
     monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.05)
     fed.feed(100)
     seen: set[int] = set()
@@ -202,7 +196,6 @@ class Following(Silent):
 
 @pytest.mark.exhaustive
 def test_following(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """What comes later is read, too, until a stop is asked for; then the last checkpoint is whole."""
     fed.feed(300)
     progress = Following(fed, lambda: fed.feed(90))
     progress.follow(loaded("broad"), tmp_path)
@@ -217,8 +210,7 @@ def test_following(fed: Fed, loaded: Any, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_partition_that_is_added_is_followed(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """A partition that a topic gets is read from its first record, though nothing else has come; every offset that
-    ends with a record has the leader epoch in which that was written, and a partition without records has none."""
+    """It is read from its first record; an offset has the leader epoch of the record before it, or none."""
 
     def grow() -> None:
         more = orders(30, first=2_000_000)
@@ -239,7 +231,6 @@ def test_a_partition_that_is_added_is_followed(fed: Fed, loaded: Any, tmp_path: 
 
 @pytest.mark.exhaustive
 def test_more_subtasks_than_key_groups(fed: Fed, tmp_path: Path) -> None:
-    """More subtasks than key groups are refused; as many as there are groups take turns with the local engine."""
     loaded = load_pipeline("bounded_pipelines", "narrow", fed.name)
     fed.feed(300)
     with pytest.raises(ConfigError, match="over 2 subtasks at most"):
@@ -254,8 +245,6 @@ def test_more_subtasks_than_key_groups(fed: Fed, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
-    """A chunk notes how many partitions the output had when it was computed, not when the command began."""
-
     class Widening(Silent):
         def advanced(self, advanced: Advanced, offsets: int) -> None:
             if not self.checkpoints:
@@ -269,13 +258,13 @@ def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
     counts = [{sink: count for sink, _, count in each.sinks}["out"] for each in progress.checkpoints]
     assert counts == [counts[0], *[7] * (len(counts) - 1)]
     assert counts[0] < 7
+    await_readable(fed.kafka, f"{fed.name}-out")
     assert len(fed.kafka.read_committed(f"{fed.name}-out")) == len(fed.all)
     report = Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run()
     assert (report.findings, report.checkpoints[-1]) == ([], progress.checkpoints[-1].checkpoint)
 
 
 def test_a_close_that_raises(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """What the user's `close()` raises after all work is noted, once, and hides no error of the work."""
     fed.feed(100)
     closing, progress = loaded("closing"), Silent()
     summary = catch_up(fed, closing, 2, tmp_path, progress=progress, chunk_records=50)
@@ -288,8 +277,6 @@ def test_a_close_that_raises(fed: Fed, loaded: Any, tmp_path: Path) -> None:
 
 
 def test_a_publication_that_is_swept_beside(fed: Fed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The upkeep beside it aborts what older attempts have left open, and nothing of the present chunk."""
-
     def with_upkeep_behind(submit: Submit, upkeep: Callable[[], None]) -> Submit:
         def run(stage: str, work: Sequence[bytes]) -> list[bytes]:
             answers = submit(stage, work)

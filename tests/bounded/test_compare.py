@@ -93,7 +93,6 @@ def test_a_change_shows_both_records() -> None:
 
 
 def test_records_without_a_key_may_be_in_any_partition() -> None:
-    """However the client distributed them, nothing is found as long as each partition is in order."""
     lanes = {0: seen(":1 :4 :4"), 1: seen(":2 :3 :4"), 2: []}
     assert compare_dealt_out(expected(":1 :2 :3 :4 :4 :4"), lanes) == []
 
@@ -111,15 +110,13 @@ def test_records_without_a_key_may_be_in_any_partition() -> None:
 def test_defects_are_found_among_records_without_a_key(
     lanes: dict[int, str], found: list[tuple[str, int | None, int | None]]
 ) -> None:
-    """The same kinds; what is missing is in no partition."""
     visible = {partition: seen(text) for partition, text in lanes.items()}
     assert short(compare_dealt_out(expected(":1 :2 :3 :4"), visible)) == found
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_planted_defects_account_for_every_difference(seed: int) -> None:
-    """Over random sequences with random defects: matched, changed and missing are all that was expected; matched,
-    changed, doubled and foreign all that is seen; and nothing is found where nothing was planted."""
+    """What was expected is matched, changed or missing; what is seen is matched, changed, doubled or foreign."""
     rng = random.Random(seed)
     wanted = [f"k{rng.randint(0, 5)}:{place if rng.random() < 0.9 else 'same'}" for place in range(rng.randint(1, 300))]
     shown = list(wanted)
@@ -173,7 +170,6 @@ def test_transactions_claim_what_they_wrote_in_the_order_of_their_checkpoints() 
 
 
 def test_a_repair_claims_where_it_stands_in_and_the_newest_of_them_counts() -> None:
-    """Repaired in both partitions, then once more in one: each claims where it is the newest; all are known."""
     lost = committable("a", 1, p0=(2, 3), p1=(0, 1), p2=(0, 9))
     first = Repair(7, 1, 3, "a", committable("r1", 8, p0=(20, 3), p1=(30, 1)))
     second = Repair(7, 2, 3, "a", committable("r2", 9, p1=(50, 1)))
@@ -186,6 +182,5 @@ def test_a_repair_claims_where_it_stands_in_and_the_newest_of_them_counts() -> N
 
 
 def test_an_accepted_loss_is_known() -> None:
-    """What the user gave up is claimed all the same, and marked."""
     made = history(committable("a", 1, p0=(2, 3)), fates={"a": "loss accepted"})
     assert [claim.given_up for claim in claims_of(made, made.manifests[7])] == [True]

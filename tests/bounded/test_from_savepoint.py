@@ -19,7 +19,6 @@ pytestmark = pytest.mark.broker
 
 @pytest.mark.exhaustive
 def test_it_goes_on_from_an_export(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """At another parallelism, once: the same call, repeated, goes on from where the first one has ended."""
     pipeline, exports = loaded("broad"), tmp_path / "exports"
     exports.mkdir()
     fed.feed(600)
@@ -44,8 +43,6 @@ def test_it_goes_on_from_an_export(fed: Fed, loaded: Any, tmp_path: Path) -> Non
 
 @pytest.mark.exhaustive
 def test_changed_code(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """State of an operator that is gone is refused by its name before anything begins, and left behind as asked; the
-    keys of the others are distributed to other key groups."""
     fed.feed(600)
     catch_up(fed, loaded("broad"), 2, tmp_path / "staging")
     url = exported_and_reset(fed, tmp_path)
@@ -65,7 +62,6 @@ def test_changed_code(fed: Fed, loaded: Any, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_savepoint_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """It is gone back to only if that is what is wanted, and output comes again; one that is not there is named."""
     pipeline = loaded("broad")
     fed.feed(300)
     run = start(fed, "bounded_pipelines:broad", "--parallelism", "2")
@@ -96,7 +92,6 @@ def test_a_savepoint_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None
 def test_what_the_commands_refuse(
     fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Before Spark is started: options without a savepoint, and one that is not there."""
     monkeypatch.chdir(HERE)
     for name, options, message in (
         ("backfill", ("--rewind",), "rewind is for a run that begins from a savepoint: add --from-savepoint"),

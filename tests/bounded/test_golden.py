@@ -29,7 +29,6 @@ def assert_visible(fed: Fed, attribute: str, staging: Path) -> None:
     ("attribute", "parallelism"), [("every", 1), ("every", 2), ("broad", 3), ("rejoined", 1), ("rejoined", 2)]
 )
 def test_what_the_local_engine_did(attribute: str, parallelism: int, fed: Fed, tmp_path: Path) -> None:
-    """Units along the order logs of a local run give its outputs, in order, and its state, byte for byte."""
     fed.feed(1_000)
     run_local(fed, parallelism, f"bounded_pipelines:{attribute}", interval="10m")
     loaded = load_pipeline("bounded_pipelines", attribute, fed.name)
@@ -44,7 +43,6 @@ def test_what_the_local_engine_did(attribute: str, parallelism: int, fed: Fed, t
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("attribute", "parallelism"), [("every", 1), ("every", 3), ("rejoined", 2)])
 def test_what_bounded_work_did(attribute: str, parallelism: int, fed: Fed, tmp_path: Path) -> None:
-    """The same of checkpoints that were taken by time, one after another."""
     fed.feed(4_000)
     loaded = load_pipeline("bounded_pipelines", attribute, fed.name)
     summary = catch_up(fed, loaded, parallelism, tmp_path, chunk_records=5_000)

@@ -43,7 +43,6 @@ def drive(fed: Fed, staging: Path, failpoint: str, fired: Path) -> int:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("failpoint", [name for name in STEPS if name != "coordinator-triggered"])
 def test_a_killed_driver(failpoint: str, fed: Fed, tmp_path: Path) -> None:
-    """A backfill killed in its second checkpoint and run again gives what an undisturbed one gives."""
     fed.feed(3_000)
     assert drive(fed, tmp_path / "staging", failpoint, tmp_path / "fired") == -9
     assert (tmp_path / "fired" / failpoint).exists(), "the planned kill happened"

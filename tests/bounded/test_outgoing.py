@@ -28,7 +28,6 @@ class Document(msgspec.Struct):
 
 
 def sending(folder: Path, receivers: int = 2, type_: Any = Document) -> Sending:
-    """A shuffle's end with a file for each of so many receivers."""
     writers = [FrameWriter(folder / str(receiver)) for receiver in range(receivers)]
     return Sending("by>totals", 0, 128, BatchCodec(type_), writers, BatchTime(7))
 
@@ -52,7 +51,6 @@ def arrived(file: StagedFile, type_: Any = Document) -> tuple[list[Any], list[tu
 
 
 def test_a_record_is_sent_as_it_was(tmp_path: Path) -> None:
-    """A branch that changes its records in place, after they were sent, changes nothing of what was sent."""
     sender, sent = sending(tmp_path), [Document(number) for number in range(300)]
     for first in range(0, 300, 50):
         some = sent[first : first + 50]
@@ -69,8 +67,6 @@ def test_a_record_is_sent_as_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("sent", "frames"), [([1] * 5_000, [2_000, 2_000, 1_000]), ([30_000], [2_000] * 15)])
 def test_frames_are_bounded_by_records(sent: list[int], frames: list[int], tmp_path: Path) -> None:
-    """However little comes at a time, frames have many records, in the order in which they were sent; what one batch
-    has become by a flat_map is sent in frames of a bounded number."""
     sender, total = sending(tmp_path, receivers=1, type_=int), 0
     for count in sent:
         sender(batch(list(range(total, total + count)), total))
@@ -81,7 +77,6 @@ def test_frames_are_bounded_by_records(sent: list[int], frames: list[int], tmp_p
 
 
 def test_frames_are_bounded_by_bytes(tmp_path: Path) -> None:
-    """Large records are cut into frames of a megabyte, and one that is larger has a frame of its own."""
     sender = sending(tmp_path, receivers=1)
     sizes = [50_000] * 200 + [3 << 20] + [10] * 50
     records = [Document(number, os.urandom(size)) for number, size in enumerate(sizes)]
@@ -96,8 +91,6 @@ def test_frames_are_bounded_by_bytes(tmp_path: Path) -> None:
 
 
 def test_a_large_frame_is_taken_in_linear_time(tmp_path: Path) -> None:
-    """A frame of any size, as a base may have on its way, is taken part by part without being copied for each."""
-
     class Counting(list[Any]):
         copied = 0
 
@@ -118,7 +111,6 @@ def test_a_large_frame_is_taken_in_linear_time(tmp_path: Path) -> None:
 
 
 def test_outputs_are_cut_likewise(tmp_path: Path) -> None:
-    """A sink's outputs are staged in frames bounded by records and bytes, with keys, headers and origins of each."""
     staging = Staging("out", 0, FrameWriter(tmp_path / "out"), origins=True)
     values = [b"%d" % number for number in range(5_000)] + [os.urandom(100_000) for _ in range(40)]
     given = batch(values)
@@ -137,6 +129,5 @@ def test_outputs_are_cut_likewise(tmp_path: Path) -> None:
 
 
 def test_a_record_of_another_type_is_named(tmp_path: Path) -> None:
-    """One that cannot be encoded ends the run with its place, at once."""
     with pytest.raises(RecordError, match=r"t\[0\] offset 3"):
         sending(tmp_path)(batch([Document(0), Document(1), Document(2), object()]))

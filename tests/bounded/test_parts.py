@@ -1,4 +1,4 @@
-"""Parts of bounded work without a broker: staged files, ranges, stop offsets, and readers in turn."""
+"""Parts of bounded work without a broker: staged files, ranges, stop offsets, readers in turn, and loops."""
 
 from __future__ import annotations
 
@@ -9,15 +9,24 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from bounded import Silent
+from manifests import committable, manifest
 
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.bounded.ranges import Reading, parts
+from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
 from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets
+from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.bounded.unit import turns
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, read_frames
 from exactlyonce.engines.bounded.unit.turns import ReaderInTurn
+from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.loading import Loaded, load
 
 
 def staged(path: Path, *frames: bytes) -> StagedFile:
@@ -30,7 +39,6 @@ def staged(path: Path, *frames: bytes) -> StagedFile:
 
 
 def test_frames_come_back(tmp_path: Path) -> None:
-    """Frames come back in order, each behind its prefix; without any there is no file."""
     file = staged(tmp_path / "file", b"one", b"", b"three" * 1_000_000)
     assert list(read_frames(file)) == [b"<one", b"<", b"<" + b"three" * 1_000_000]
     assert file.records == 3
@@ -39,7 +47,6 @@ def test_frames_come_back(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
-    """A file that is not there, or not whole, is an error that says what the folder must be, and no end of input."""
     file = staged(tmp_path / "file", b"one", b"two")
     for wrong in (msgspec.structs.replace(file, path=str(tmp_path / "other")), msgspec.structs.replace(file, size=99)):
         with pytest.raises(ConfigError, match="Every executor must see the folder of --staging"):
@@ -48,7 +55,6 @@ def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("records_max", [1, 7, 100, 1_000])
 def test_parts_are_the_whole(records_max: int) -> None:
-    """Parts follow each other without gap or overlap, and are no larger than they may be, but for rounding."""
     ranges = (Reading("s", "t", 0, 5, 105), Reading("s", "t", 1, 0, 0), Reading("u", "v", 0, 10, 43))
     found = list(parts(ranges, records_max))
     for place, each in enumerate(ranges):
@@ -68,8 +74,6 @@ def inputs(ends: dict[int, int]) -> Inputs:
 
 
 def test_a_partition_that_appears_meanwhile() -> None:
-    """It is no part of the stop offsets before it is known where the work stands, and naming it is refused until
-    then."""
     seen, starts = inputs({0: 10, 1: 20, 2: 5}), {"s": {0: 3, 1: 4}}
     assert StopOffsets().ends(seen, starts) == {"s": {0: 10, 1: 20}}
     assert StopOffsets(offsets={"t": {0: 7, 1: LATEST}}).ends(seen, starts) == {"s": {0: 7, 1: 20}}
@@ -98,8 +102,6 @@ class Numbers:
 
 
 def test_few_readers_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ten ranges that are read in turns two stay open, others only while they are read; each is handed out whole,
-    stands at its end, and those that had no room get it once others are finished."""
     monkeypatch.setattr(turns, "OPEN_READERS_MAX", 2)
     is_open, staying = set[Numbers](), set[ReaderInTurn]()
     ends = [10 + number for number in range(10)]
@@ -124,3 +126,35 @@ def test_few_readers_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in readers:
         each.close()
     assert not is_open
+
+
+NOBODY = ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
+
+
+@pytest.fixture
+def retry(monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """A pipeline with a loop, in which no stage comes first."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    return load("retry:pipeline", {})
+
+
+def test_loops_are_refused(retry: Loaded, tmp_path: Path) -> None:
+    """Before a broker is asked; the error names the local engine."""
+    with pytest.raises(ConfigError, match=r"loop 'retry'.*`exactlyonce run`"):
+        CatchingUp(retry, RunOptions(NOBODY), in_process, tmp_path, Silent()).run()
+
+
+def test_a_loop_is_not_replayed(retry: Loaded, tmp_path: Path) -> None:
+    """The reason, with which the run halts, names the loop, before a broker is asked."""
+    graph = retry.pipeline.build()
+    same = {"pipeline": "retry", "fingerprint": graph.fingerprint(), "max_parallelism": graph.max_parallelism}
+    lost = committable("eo:retry:charged:0:1.0:0", checkpoint=2)
+    decided = manifest(checkpoint=2, base=1, previous=1, committables=(lost,), **same)
+    history = History("retry")
+    history.manifests.update({1: manifest(checkpoint=1, base=0, previous=0, **same), 2: decided})
+    repair = ReplayRepair(retry, NOBODY, 60_000, lambda: history, lambda text: None, lambda stack: in_process, tmp_path)
+    reason = repair(decided, lost, "eo:retry:charged:0:2.0:0")
+    repair.close()
+    assert isinstance(reason, str)
+    assert "loop 'retry'" in reason
+    assert "in a cycle none comes first" in reason

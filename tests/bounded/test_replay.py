@@ -44,7 +44,6 @@ def digit(key: bytes | None, count: int) -> int | None:
 
 
 def test_each_transaction_gets_its_share_in_the_order_of_the_checkpoints() -> None:
-    """What was flushed for an aborted checkpoint is the first part of the interval, by its count."""
     first, second = committable("a", 6, p0=1, p1=2), committable("b", p1=1, p2=1)
     made = manifest(committables=(second, first), sinks=(("out", "t", 3),))
     everything = outputs("01112")
@@ -54,7 +53,6 @@ def test_each_transaction_gets_its_share_in_the_order_of_the_checkpoints() -> No
 
 
 def test_records_with_keys_go_where_the_partitioner_says_and_others_fill_the_counts() -> None:
-    """Every partition gets as many as it had, those with keys their own, in order."""
     whole = committable("a", p0=2, p1=3)
     made = outputs("0-1-1")
     places = places_of(made, digit, 3)
@@ -65,7 +63,6 @@ def test_records_with_keys_go_where_the_partitioner_says_and_others_fill_the_cou
 
 
 def test_only_what_went_to_lost_partitions_is_produced() -> None:
-    """Where one partition alone has lost its markers, the others keep what they have."""
     whole = committable("a", p0=2, p1=3)
     made = outputs("01011")
     lost = whole.within(committable("b", p1=3))
@@ -85,7 +82,6 @@ def test_only_what_went_to_lost_partitions_is_produced() -> None:
     ],
 )
 def test_what_cannot_be_what_was_lost_is_refused(keys: str, lost: dict[str, int], why: str) -> None:
-    """Other counts, and records that may have been in any partition when only some are lost, are named."""
     whole = committable("a", p0=2, p1=1)
     places = places_of(outputs(keys), digit, 3)
     assert re.search(why, mismatch(whole, whole.within(committable("b", **lost)), "t", places))
@@ -104,8 +100,6 @@ def test_batches_are_taken_apart() -> None:
 
 
 def test_counts_agree_if_what_is_dealt_out_at_random_fills_the_rest() -> None:
-    """A replay agrees if no partition gets more than it had, and records without a key are as many as are left."""
-
     def of(*replayed: tuple[int | None, int, int | None]) -> list[Count]:
         return [Count("out", "t", partition, count, decided) for partition, count, decided in replayed]
 
@@ -134,7 +128,6 @@ class Failing:
     ids=["no answer", "fenced", "refused"],
 )
 def test_a_commit_that_fails(error: KafkaError, said: str) -> None:
-    """The broker may have committed before the answer was lost, or before the producer was fenced. An error that asks
-    for an abort came instead of the commit."""
+    """The broker may have committed, unless the error asks for an abort: that came instead of the commit."""
     with pytest.raises(BrokerUnavailable, match=said):
         _commit(ClientConfig({"bootstrap.servers": "nobody:9092"}), cast(Producer, Failing(error)), "again")

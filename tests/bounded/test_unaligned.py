@@ -93,8 +93,6 @@ def test_spark_goes_on_from_aligned_checkpoints_only(
     slow: Callable[..., Slow], kafka: KafkaCluster, topic_name: str, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The commands refuse with the command that makes an aligned one, before they fence anybody; so does bounded work
-    by itself; after that command nothing is in the way."""
     job = slow(kafka, 4_000)
     job.kill_with_records_on_their_way(2)
     incarnation = job.history.newest_incarnation
@@ -119,7 +117,6 @@ def test_spark_goes_on_from_aligned_checkpoints_only(
 def test_its_state_is_shown(
     slow: Callable[..., Slow], kafka: KafkaCluster, topic_name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command line and a DataFrame show the same states, without the records that were on their way."""
     job = slow(kafka, 4_000)
     job.kill_with_records_on_their_way(2)
     servers = kafka.bootstrap_servers
@@ -139,8 +136,6 @@ def test_its_state_is_shown(
 def test_an_audit_computes_intervals_with_records_on_their_way(
     slow: Callable[..., Slow], kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
-    """At 3 subtasks, at 2 and at 3 again, killed in between: every interval, recomputed from what was on its way at its
-    beginning up to what was at its end, gives what readers see."""
     job = slow(kafka, 5_000)
     for parallelism in (3, 2):
         job.kill_with_records_on_their_way(parallelism)
@@ -162,7 +157,6 @@ def test_an_audit_computes_intervals_with_records_on_their_way(
 def test_lost_output_behind_records_on_their_way_is_computed_again(
     slow: Callable[..., Slow], own_broker: Callable[..., KafkaCluster], topic_name: str, tmp_path: Path
 ) -> None:
-    """A decided transaction is lost, and its records are gone; its interval began and ended with full channels."""
     kafka = own_broker(QUICK_ABORTS)
     job = slow(kafka, 40_000)
     env = {"EXACTLYONCE_FAILPOINTS": "coordinator-decided=kill@3", "EXACTLYONCE_FAILPOINTS_FIRED": str(tmp_path)}

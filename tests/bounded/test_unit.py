@@ -34,8 +34,6 @@ pytestmark = pytest.mark.broker
 
 
 class Computing:
-    """Runs a pipeline's units over all that its topics hold."""
-
     def __init__(self, fed: Any, loaded: Loaded, parallelism: int, folder: Path) -> None:
         self.config = ClientConfig({"bootstrap.servers": fed.kafka.bootstrap_servers})
         self.graph = loaded.pipeline.build()
@@ -94,7 +92,6 @@ def assert_running_totals(updates: list[Any], given: dict[int, Any]) -> None:
 @pytest.mark.exhaustive(but=["3"])
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_units_give_what_a_fold_gives(fed: Any, loaded: Any, parallelism: int, tmp_path: Path) -> None:
-    """Over three stages every order gives one copy and one update with its running total."""
     fed.feed(2_000)
     receipts = Computing(fed, loaded("broad"), parallelism, tmp_path).run()
     assert sum(each.records for each in receipts) == 3_000
@@ -107,7 +104,6 @@ def test_units_give_what_a_fold_gives(fed: Any, loaded: Any, parallelism: int, t
 def test_more_partitions_than_may_be_open(
     kafka: Any, topic_name: str, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A unit reads as many partitions as it has with as many descriptors as there are: each record once, in order."""
     monkeypatch.setattr(turns, "OPEN_READERS_MAX", 4)
     for name, partitions in (("in", 60), ("more", 1)):
         kafka.create_topic(f"{topic_name}-{name}", partitions)
@@ -132,7 +128,6 @@ def test_what_cannot_be_assembled(fed: Any, loaded: Any, tmp_path: Path) -> None
 
 
 def test_a_branch_that_changes_its_records_in_place(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """What one branch has sent to the next stage is not changed by another that comes after it."""
     fed.feed(300)
     given = {order["id"]: order for order in (json.loads(value) for _, value in fed.left)}
     receipts = Computing(fed, loaded("changing"), 2, tmp_path).run()
@@ -142,7 +137,6 @@ def test_a_branch_that_changes_its_records_in_place(fed: Any, loaded: Any, tmp_p
 
 
 def test_edges_whose_names_are_alike(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """Every edge has files of its own, wherever the hyphens of its operators' ids are."""
     fed.feed(300)
     receipts = Computing(fed, loaded("alike"), 2, tmp_path).run()
     for sink in ("out", "copies"):
@@ -151,7 +145,6 @@ def test_edges_whose_names_are_alike(fed: Any, loaded: Any, tmp_path: Path) -> N
 
 @pytest.mark.exhaustive
 def test_along_the_order_log_everything_comes_again(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """A second run along the first one's logs gives the same outputs in order, with origins, and writes no block."""
     fed.feed(3_000)
     computing = Computing(fed, loaded("broad"), 3, tmp_path)
     first = computing.run()
@@ -168,7 +161,6 @@ def test_along_the_order_log_everything_comes_again(fed: Any, loaded: Any, tmp_p
 
 
 def test_a_log_that_does_not_fit_is_a_halt(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """Where there is more or less input than the order log says, the units stop."""
     fed.feed(300)
     computing = Computing(fed, loaded("broad"), 2, tmp_path)
     logs = computing.logs(computing.run())
@@ -182,8 +174,7 @@ def test_a_log_that_does_not_fit_is_a_halt(fed: Any, loaded: Any, tmp_path: Path
 
 
 def test_the_order_log_of_a_single_partition(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """Input that is gone, as by compaction, is noticed also by a subtask that has one partition and nothing else. A
-    checkpoint from before such subtasks wrote order logs is computed again all the same."""
+    """Missing input is noticed; a checkpoint from before such subtasks wrote order logs is computed again."""
     fed.feed(400)
     computing = Computing(fed, loaded("changing"), 4, tmp_path)
     first = computing.run()
@@ -200,6 +191,5 @@ def test_the_order_log_of_a_single_partition(fed: Any, loaded: Any, tmp_path: Pa
 
 
 def test_an_empty_partition_has_no_order_log(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """A subtask that reads one partition, which has nothing new, needs no block to say so."""
     computing = Computing(fed, loaded("changing"), 4, tmp_path)
     assert "left" not in {task for task, _ in computing.logs(computing.run())}

@@ -34,7 +34,6 @@ def leave(folder: Path, text: bytes, owner: str = OWNER) -> Path:
 
 
 def silence(folder: Path, owner: str = OWNER) -> None:
-    """It has not beaten for long."""
     then = (folder / owner).stat().st_mtime - SILENCE_S - 1
     os.utime(folder / owner, (then, then))
 
@@ -45,7 +44,6 @@ def is_left_by_the_next(folder: Path, shared: Path) -> bool:
 
 
 def test_it_goes_with_its_command(tmp_path: Path) -> None:
-    """The folder is there within the block, for this user alone, and gone after it, whatever is in it."""
     with workplace(tmp_path / "shared", "one") as folder:
         (folder / "staged").write_text("x")
         assert folder.stat().st_mode & 0o777 == 0o700
@@ -53,8 +51,6 @@ def test_it_goes_with_its_command(tmp_path: Path) -> None:
 
 
 def test_only_what_the_dead_have_left_is_removed(tmp_path: Path) -> None:
-    """The next command leaves another one's folder while that lives, also while it is stopped, and removes it once it
-    was killed; files and folders that are none of ours stay."""
     (tmp_path / "foreign").mkdir()
     (tmp_path / "a-file").write_text("x")
     with subprocess.Popen([sys.executable, "-c", HOLDING, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
@@ -89,14 +85,12 @@ def test_another_machines_is_left_while_it_beats(tmp_path: Path) -> None:
     ],
 )
 def test_a_strangers_folder_stays(name: str, owner: str, text: bytes, tmp_path: Path) -> None:
-    """Only what has the name and the magic text of a command's folder is removed, however old the rest is."""
     folder = leave(tmp_path / name, text, owner)
     silence(folder, owner)
     assert is_left_by_the_next(folder, tmp_path)
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    """Neither a link to a folder nor one in place of the owner file leads to anything that is removed."""
     shared = tmp_path / "shared"
     elsewhere = leave(tmp_path / "exactlyonce-elsewhere", MAGIC + b"\n")
     silence(elsewhere)
@@ -110,13 +104,11 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 def test_without_locks_the_heartbeat_counts(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a file system without locks a command runs, its folder is left while it beats, also by one that can lock it,
-    and is removed once it has not for long."""
-
     def refuse(file: int, how: int) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr("exactlyonce.engines.bounded.workplace.BEAT_S", SILENCE_S)
     with workplace(tmp_path, "one") as folder:
         (folder / "staged").write_text("x")
         assert is_left_by_the_next(folder, tmp_path)

@@ -11,6 +11,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
+from exactlyonce.connectors.kafka import kafka_protocol
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
@@ -18,8 +20,6 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
 class Cluster:
-    """The doings of a test at one cluster."""
-
     def __init__(self, bootstrap_servers: str) -> None:
         self.kafka = KafkaCluster(bootstrap_servers)
         self.config = ClientConfig({"bootstrap.servers": bootstrap_servers})
@@ -55,10 +55,14 @@ class Cluster:
             producer.produce(topic, value, partition=index % partitions)
         assert producer.flush(LIMIT_S) == 0
 
-    def committable(self, transactional_id: str) -> Committable:
-        """The open transaction of an id, as the coordinator of a checkpoint would note it."""
+    def state(self, transactional_id: str) -> TransactionState:
         state = self.transactions.describe([transactional_id])[transactional_id]
         assert state is not None
+        return state
+
+    def committable(self, transactional_id: str) -> Committable:
+        """The open transaction of an id, as the coordinator of a checkpoint would note it."""
+        state = self.state(transactional_id)
         written = tuple(
             Written(each.topic, each.partition, each.transaction_start_offset, each.last_sequence + 1)
             for each in self.transactions.producers(state.partitions)
@@ -66,16 +70,10 @@ class Cluster:
             if each.transaction_start_offset is not None
         )
         return Committable(
-            transactional_id=transactional_id,
-            producer_id=state.producer_id,
-            epoch=state.epoch,
-            transaction_version=self.transactions.transaction_version(),
-            cluster_id=self.transactions.cluster_id(),
-            sink="sink",
-            subtask=0,
-            checkpoint=1,
-            written=tuple(sorted(written, key=lambda each: each.partition)),
-        )
+            transactional_id=transactional_id, producer_id=state.producer_id, epoch=state.epoch, sink="sink", subtask=0,
+            transaction_version=self.transactions.transaction_version(), cluster_id=self.transactions.cluster_id(),
+            checkpoint=1, written=tuple(sorted(written, key=lambda each: each.partition)),
+        )  # fmt: skip
 
     def settle(self, topic: str) -> None:
         """Wait until no transaction is open on the topic: an end is answered before its markers are written."""
@@ -126,6 +124,12 @@ def nobody() -> Iterator[str]:
         yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last attempt of a question gets the time that it takes: else on a slow machine its error is that of time."""
+    monkeypatch.setattr(kafka_protocol, "ATTEMPT_LEAST_MS", LIMIT_S * 1000)
+
+
 @pytest.fixture(scope="session")
 def cluster_at() -> Callable[[str], Cluster]:
     """Makes a `Cluster` of the broker at an address; for tests with a broker of their own."""
@@ -134,7 +138,6 @@ def cluster_at() -> Callable[[str], Cluster]:
 
 @pytest.fixture
 def cluster(kafka: Any) -> Iterator[Cluster]:
-    """The session's broker."""
     cluster = Cluster(kafka.bootstrap_servers)
     yield cluster
     cluster.close()

@@ -78,7 +78,6 @@ def test_other_readers_of_avro_read_it() -> None:
 
 
 def test_defaults_and_names_are_in_the_schema() -> None:
-    """Renamed fields have their written name, optional ones a default that other writers may rely on."""
     fields = {field["name"]: field for field in avro_schema(Order)["fields"]}
     assert fields["totalSum"]["type"] == "double"
     assert fields["parent"] == {"name": "parent", "type": ["null", "Order"], "default": None}
@@ -110,7 +109,6 @@ def test_another_schema_id_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_types_without_one_avro_form_are_refused(type_: Any, why: str) -> None:
-    """What Avro could write in several ways, or in none, needs a schema; the error says why."""
     with pytest.raises(UnsupportedType, match=why):
         AvroCodec(type_)
 
@@ -125,7 +123,6 @@ def test_a_wrong_schema_is_refused(schema: dict[str, Any]) -> None:
 
 
 def test_a_codec_has_a_schema_of_its_own() -> None:
-    """As a checkpoint gives it back, whatever becomes of the one that was given."""
     symbols = ["A", "B"]
     schema = {"type": "array", "items": {"type": "enum", "name": "E", "symbols": symbols, "aliases": ("F",)}}
     codec = AvroCodec(list[str], schema)
@@ -139,7 +136,6 @@ class Cart(msgspec.Struct):
 
 
 def test_defaults_are_filled_in_anew() -> None:
-    """A value that changes changes neither others nor the schema; and each is what is read when it is written again."""
     old = {"type": "record", "name": "Cart", "fields": []}
     items = {"name": "items", "type": {"type": "map", "values": "double"}, "default": {"a": 1}}
     sizes = {"name": "sizes", "type": {"type": "array", "items": "long"}, "default": []}
@@ -170,7 +166,6 @@ class Tagged(msgspec.Struct, tag=True, rename="camel"):
 
 
 def test_fields_that_are_dropped() -> None:
-    """Those of the schema that the type has not by their written names; the tag is none."""
     fields = [*avro_schema(Tagged)["fields"], {"name": "the_sum", "type": "long", "default": 0}]
     assert AvroCodec(Tagged).dropped == AvroCodec(Line).dropped == AvroCodec(int).dropped == []
     codec = AvroCodec(Tagged, {"type": "record", "name": "Tagged", "fields": fields})
@@ -186,7 +181,6 @@ def test_a_value_of_another_kind_is_refused(wrong: Any) -> None:
 
 
 def test_a_schema_in_the_terms_of_others() -> None:
-    """A type looks as it does by itself, as far as Avro keeps it apart."""
     plain = {
         "fields": [
             ["id", "int"], ["total", "float"], ["tags", {"list": "str"}], ["at", "datetime"], ["day", "date"],

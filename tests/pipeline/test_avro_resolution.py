@@ -143,14 +143,12 @@ LOST: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize(("written", "read", "value", "expected"), ACCEPTED.values(), ids=ACCEPTED)
 def test_what_resolves(written: Any, read: Any, value: Any, expected: Any) -> None:
-    """It has no problem, and fastavro reads it so."""
     assert AvroResolution(written, read).problems == []
     assert resolved(written, read, value) == expected
 
 
 @pytest.mark.parametrize(("written", "read", "value", "problem"), REFUSED.values(), ids=REFUSED)
 def test_what_does_not_resolve(written: Any, read: Any, value: Any, problem: str) -> None:
-    """Fastavro does not read it, and the problem names the field and what is the matter."""
     (found,) = AvroResolution(written, read).problems
     assert problem in found
     out, writer, reader = BytesIO(), fastavro.parse_schema(written), fastavro.parse_schema(read)

@@ -95,13 +95,10 @@ def test_text_is_utf_8(text: str) -> None:
     [(bytes, "bytes"), (bytes | None, "bytes"), (str, "str"), (int, "json"), (Thing, "json"), (Thing | None, "json")],
 )
 def test_the_codec_of_a_type(type_: Any, name: str) -> None:
-    """Bytes and text have their own codec, also where None may stand in; all else is JSON."""
     assert codec_for(type_).name == name
 
 
 def test_a_codec_of_ones_own_is_its_own_codec() -> None:
-    """A Codec passes through `codec_for`, and says in manifests what it is called if its type says nothing."""
-
     class Row:
         pass
 
@@ -112,7 +109,6 @@ def test_a_codec_of_ones_own_is_its_own_codec() -> None:
 
 @pytest.mark.parametrize("type_", [complex, object(), list[complex], dict[str, type]])
 def test_json_refuses_what_it_cannot_write(type_: Any) -> None:
-    """A type that msgspec does not know is refused when the codec is made, not at the first record."""
     with pytest.raises(UnsupportedType):
         JsonCodec(type_)
 

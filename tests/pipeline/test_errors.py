@@ -42,7 +42,6 @@ def drawn() -> Iterator[tuple[str, str, str]]:
 
 
 def test_the_drawing_is_the_tree() -> None:
-    """The drawing has every error below the one that it derives from, with its module."""
     tree = {
         (each.__name__, base.__name__ if (base := each.__base__) is not Exception else "", module)
         for each in all_errors()
@@ -60,7 +59,6 @@ def test_an_error_survives_pickling(kind: type[ExactlyOnceError]) -> None:
 
 
 def test_a_broken_rule_is_a_defect() -> None:
-    """`require` raises with the rule in its message, and not for what holds."""
     require(True, "Nothing happens")
     with pytest.raises(InvariantViolation, match=r"Ids only grow\. This is a defect of exactlyonce"):
         require(0, "Ids only grow")

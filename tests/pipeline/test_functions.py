@@ -115,14 +115,12 @@ def test_one_bad_annotation_does_not_hide_the_others() -> None:
 
 @pytest.mark.parametrize("fn", [Resource, functools.partial(Resource, "x"), make_resource])
 def test_what_makes_an_operator_on_the_worker(fn: Any) -> None:
-    """A class, a partial of one and a function that returns one are factories; the types are those of `__call__`."""
     function = read_one(fn)
     assert (function.factory, function.returns, function.parameters) == (True, Total, (Order,))
     assert function.problems == ()
 
 
 def test_a_function_without_parameters_is_a_factory() -> None:
-    """A lambda of nothing makes the operator; its types are unknown."""
     function = read_one(lambda: Resource("x"))
     assert (function.factory, function.returns, function.problems) == (True, UNKNOWN, ())
 
@@ -134,7 +132,6 @@ def test_a_class_whose_instances_cannot_be_called_is_its_constructor() -> None:
 
 @pytest.mark.parametrize("fn", [str.upper, print, len, max])
 def test_builtins_are_functions(fn: Any) -> None:
-    """A function without annotations, or even without a signature, passes with unknown types."""
     function = read_one(fn)
     assert (function.returns, function.problems) == (UNKNOWN, ())
 
@@ -183,8 +180,6 @@ def test_generators_are_told() -> None:
 
 
 def test_the_type_of_what_is_emitted() -> None:
-    """`emit: Emit[U]` says that the main output is of U."""
-
     def route(order: Order, emit: Emit[Total]) -> None:
         emit(Total(1))
 

@@ -104,7 +104,6 @@ def test_the_fingerprint_stays_with(other: dict[str, Any]) -> None:
 
 
 def test_the_fingerprint_is_the_same_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program run as `__main__` under another hash seed, and imported here, has one fingerprint."""
     (tmp_path / "fingerprinted.py").write_text(PROGRAM)
     run = subprocess.run([sys.executable, "fingerprinted.py"], cwd=tmp_path, env={"PYTHONHASHSEED": "1"}, stdout=-1)
     monkeypatch.chdir(tmp_path)
@@ -113,7 +112,6 @@ def test_the_fingerprint_is_the_same_in_every_process(tmp_path: Path, monkeypatc
 
 
 def test_the_picture() -> None:
-    """A node a line, with what it reads, its state and its type; an arrow of two lines is a shuffle."""
     lines = [line.split() for line in graph(filtered=True).explain().splitlines()]
     assert lines == [
         ["p"],

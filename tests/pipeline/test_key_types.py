@@ -71,7 +71,6 @@ def test_keys_of_another_type(old: Any, new: Any, holds: bool) -> None:
 
 
 def test_what_is_written_alike() -> None:
-    """It is one key; fields are written in their order."""
     assert canonical_key(Shop("Ulm", 1)) == canonical_key(struct("Branch", "city", "number")("Ulm", 1))
     assert canonical_key(Shop("Ulm", 1)) != canonical_key(Place(1, "Ulm"))
     assert canonical_key(Pair("Ulm", 1)) == canonical_key(("Ulm", 1))

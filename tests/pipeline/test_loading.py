@@ -66,7 +66,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def test_a_pipeline_is_loaded_and_its_reference_gives_the_same(module: Write) -> None:
-    """`module:attribute` is imported from the working directory, and the reference survives JSON."""
     loaded = load(f"{module(PIPELINE)}:pipeline")
     reference = msgspec.json.decode(msgspec.json.encode(loaded.reference))
     assert loaded.pipeline.name == "orders-1_5-False-None"
@@ -74,7 +73,6 @@ def test_a_pipeline_is_loaded_and_its_reference_gives_the_same(module: Write) ->
 
 
 def test_parameters_are_converted_to_the_annotated_types(module: Write) -> None:
-    """Text becomes a number or a truth value where the annotation says so, and the reference makes the same graph."""
     loaded = load(f"{module(PIPELINE)}:make", {"topic": "7", "days": "2", "loud": "true", "tries": "3"})
     assert loaded.pipeline.name == "7-2-True-3"
     assert load_reference(loaded.reference).build().fingerprint() == loaded.pipeline.build().fingerprint()
@@ -119,7 +117,6 @@ def test_what_cannot_be_loaded(module: Write, target: str, params: dict[str, str
     ids=["missing", "name", "syntax", "exit", "codec", "run"],
 )
 def test_a_module_that_does_not_import(module: Write, text: str, error: type[Exception], problem: str) -> None:
-    """What goes wrong in the user's module is told with its line, without a traceback of ours."""
     with pytest.raises(error, match=problem):
         load(f"{module(text)}:pipeline")
 
@@ -179,8 +176,7 @@ SCRIPT = PIPELINE + 'if __name__ == "__main__":\n    assert pipeline.run("some",
     ],
 )  # fmt: skip
 def test_what_is_run_is_imported_again(engine: Engine, files: dict[str, str], arguments: list[str], found: str) -> None:
-    """A script, wherever it is run from, and a module of a package: by a name that gives the same graph. Who calls
-    `run` need be neither who has made the pipeline nor who has named it."""
+    """Who calls `run` need be neither who has made the pipeline nor who has named it."""
     for name, text in files.items():
         (engine.folder / name).parent.mkdir(exist_ok=True)
         (engine.folder / name).write_text(text)
@@ -216,7 +212,6 @@ def test_a_prompt_may_run_inline(engine: Engine) -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_told(engine: Engine, name: str, text: str, problem: str) -> None:
-    """What is typed, or has no name that can be imported; a pipeline that is another when it is imported again."""
     if name:
         (engine.folder / name).write_text(text)
     assert problem in engine.python(*([name] if name else ["-c", text]))
@@ -233,8 +228,7 @@ def test_run_hands_over_to_the_engine(engine: Engine, monkeypatch: pytest.Monkey
 
 
 def test_a_pipeline_that_was_imported_costs_no_search(module: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is newer than the process is found; from then on nothing is looked for on the disk again, for every
-    unit of bounded work imports the pipeline."""
+    """Every unit of bounded work imports the pipeline: the disk is searched once."""
     invalidated: list[None] = []
     invalidate = importlib.invalidate_caches
 

@@ -58,7 +58,7 @@ LOST: list[tuple[Any, Any, str]] = [
     (dict[str, dict[str, int]], dict[str, P1], "S (its keys beside x, y)"),
     (list[Any], tuple[P1, ...], "S (its content beside x, y)"),
     (tuple[int, int], A1, "S (its items beside x)"),
-    (A2, A1, "S (its fields are stored by position)"),
+    (A2, A1, "S (its fields are stored by position)"), (Pair, Swapped, "S (its fields are stored by position)"),
     (struct(("x", str), array_like=True, tag=True), struct(("x", str), array_like=True),
      "S (its fields are stored by position)"),
     (dict[tuple[int, ...], int], dict[frozenset[int], int], "S (its items that are there more than once)"),
@@ -66,6 +66,8 @@ LOST: list[tuple[Any, Any, str]] = [
     (struct(("of", dict[str, int])), struct(("of", dict[timedelta, int])),
      "S.of (its keys or items that are the same timedelta)"),
     (dict[int, int], dict[float, int], "S (its keys or items that are the same float)"),
+    (set[str], set[Decimal], "S (its keys or items that are the same decimal)"),
+    (list[str], list[datetime], "S (what its texts say that a datetime cannot)"),
     (Any, dict[UUID, int], "S (its keys or items that are the same uuid)"),
     (tuple[K1, dict[K1, int]], tuple[K2, dict[K2, int]], "S.code (its keys or items that are the same decimal)"),
     (struct(("at", str | None, None)), struct(("at", time | None, None)),
@@ -129,7 +131,6 @@ def test_what_a_named_tuple_is_in_older_checkpoints() -> None:
 
 
 def test_what_is_missing_in_a_record_that_is_described_elsewhere() -> None:
-    """A field without a default is found where the schema only names its record."""
     before, now = struct(("x", int), name="P"), struct(("x", int), ("z", int), name="P")
     old, new = struct(("a", before), ("b", before)), struct(("b", now), ("a", now))
     assert unfit(describe(old), describe(new), "S") == ["S.b.z is new and has no default"]
@@ -143,8 +144,7 @@ def test_a_default_that_goes() -> None:
 
 
 def test_a_default_that_the_bytes_leave_out() -> None:
-    """It would be read as the default of today, wherever the record is. A type that leaves nothing out does not say
-    its own."""
+    """It would be read as the default of today. A type that leaves nothing out does not say its own."""
     was, same, other, plain = (
         struct(("n", int, default), ("z", list[int], []), name="P", omit_defaults=omits)
         for default, omits in ((3, True), (3, True), (5, True), (3, False))
@@ -291,7 +291,6 @@ def described(type_: Any) -> Any:
 
 @given(drawn(), st.data())
 def test_what_has_no_problem_is_read_without_a_loss(types: Drawn, data: st.DataObject) -> None:
-    """Any value of any type, read as any other: it is whole, or is said to be lost, or is refused."""
     old, new, values = types
     schemas = described(old), described(new)
     assume("omitted" not in str(schemas[0]) or "any" not in str(schemas[1]))  # what reads anything has no defaults

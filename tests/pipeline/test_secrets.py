@@ -50,7 +50,6 @@ def test_a_reference_to_nothing(reference: str, said: str, tmp_path: Path, monke
 
 @pytest.mark.parametrize("reference", ["env:LATIN", "file:{0}/latin"])
 def test_what_is_no_text(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no UTF-8 is a wrong setting, too, and no byte of it is in the message."""
     secret = b"hunter\xff2"
     monkeypatch.setenv("LATIN", os.fsdecode(secret))
     (tmp_path / "latin").write_bytes(secret)

@@ -64,7 +64,6 @@ def test_every_node_knows_its_line() -> None:
 
 
 def test_derived_ids_do_not_change_by_edits_elsewhere() -> None:
-    """Another branch from another source leaves the ids of this one as they were."""
     pipeline = Pipeline("p")
     pipeline.source("others", KafkaSource("others", value=Order)).filter(bool).sink("others-out", PrintSink())
     totals(pipeline.source("orders", KafkaSource("orders", value=Order))).filter(bool).sink("out", PrintSink())
@@ -73,14 +72,9 @@ def test_derived_ids_do_not_change_by_edits_elsewhere() -> None:
 
 
 def test_a_second_of_a_kind_is_numbered_and_any_may_be_named() -> None:
-    """Two maps after one source are told apart by a number, and an explicit id is kept."""
     graph = written(lambda orders: orders.peek().peek().peek(id="look").peek())
-    assert [node.id for node in graph.nodes[1:5]] == [
-        "peek-after-orders",
-        "peek-after-orders-2",
-        "look",
-        "peek-after-look",
-    ]
+    ids = ["peek-after-orders", "peek-after-orders-2", "look", "peek-after-look"]
+    assert [node.id for node in graph.nodes[1:5]] == ids
 
 
 def words(order: Order) -> Iterator[str]:
@@ -125,7 +119,6 @@ class Enrich(Operator):
     ],
 )
 def test_the_type_of_a_stream(write: Callable[[Stream[Order]], Stream[Any]], type_: Any) -> None:
-    """The type comes from annotations or `output=`, passes through what changes no record, and is never guessed."""
     graph = written(write)
     assert graph.type_of(graph.node("out").inputs[0]) == type_
 
@@ -149,7 +142,6 @@ def keep_untyped(state, order) -> tuple[list[int] | None, int]:
     ],
 )
 def test_the_type_of_the_state(fn: Any, state: Any, kept: Any) -> None:
-    """It is that of the first parameter or of the first returned, without None, unless `state=` says another."""
     graph = written(lambda orders: orders.key_by(lambda order: order.id).stateful_map("t", fn, state=state, output=int))
     assert graph.node("t").state_type == kept
 
@@ -160,7 +152,6 @@ def test_the_state_of_reduce_is_a_record() -> None:
 
 
 def test_a_class_makes_one_instance_for_each_subtask() -> None:
-    """`make` gives a new instance each time for a class, and the function itself for a function."""
     graph = written(lambda orders: orders.map(functools.partial(Enrich, "?"), id="enrich").filter(len, id="filter"))
     first, second = graph.node("enrich").make(), graph.node("enrich").make()
     assert isinstance(first, Enrich)
@@ -195,23 +186,18 @@ def test_side_outputs() -> None:
 
 
 def test_branches_read_the_same_output() -> None:
-    """A stream that is used twice has two consumers; used twice by one, it is counted twice."""
     graph = written(lambda orders: orders.union(orders, orders.map(Enrich), id="all"))
     assert [node.id for node in graph.consumers("orders")] == ["map-after-orders", "all", "all"]
 
 
 def test_stateful_operators_share_a_key_by() -> None:
-    """A keyed stream used twice is one key_by with a shuffle to each operator."""
-
     def both(orders: Stream[Order]) -> Stream[Any]:
         keyed = orders.key_by(lambda order: order.customer)
         return keyed.stateful_map("first", add).union(keyed.stateful_map("second", add))
 
     graph = written(both)
-    assert [(shuffle.key_by, shuffle.stateful) for shuffle in graph.shuffles] == [
-        ("key_by-after-orders", "first"),
-        ("key_by-after-orders", "second"),
-    ]
+    shuffles = [("key_by-after-orders", "first"), ("key_by-after-orders", "second")]
+    assert [(shuffle.key_by, shuffle.stateful) for shuffle in graph.shuffles] == shuffles
     assert [node.id for node in graph.stateful] == ["first", "second"]
 
 
@@ -222,7 +208,6 @@ def test_a_partitioned_key_needs_no_shuffle() -> None:
 
 
 def test_operators_out_of_place_say_where_they_stand() -> None:
-    """State without a key, a map on a keyed stream and a loop over a stream are errors with their line."""
     orders: Any = Pipeline("p").source("orders", KafkaSource("orders", value=Order))
     with pytest.raises(GraphError, match=r"test_stream.py:\d+: reduce keeps state by key: put .key_by"):
         orders.reduce("max", larger)

@@ -37,7 +37,6 @@ LACKING = [
 
 
 def test_a_missing_library_is_named() -> None:
-    """With the reason and the command that installs it; to import and to describe a sink nobody needs it."""
     requirement = re.compile(r"(?<=>=)[0-9.]+'$")
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert done.stderr == ""

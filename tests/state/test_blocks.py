@@ -34,7 +34,6 @@ def _block() -> EncodedBlock:
 
 
 def test_the_bytes_of_a_block_do_not_change() -> None:
-    """Old blocks stay readable: this is a block as it has always been written."""
     header = bytes.fromhex("93 a6746f74616c73 07 92 950300020b03 950901020b02")
     raw = bytes.fromhex("92 92c402a161c402a162 90 920102 92 91c402a163 91c402a164 9103")
     body = b"EOS1" + len(header).to_bytes(4, "big") + header + zlib.compress(raw, 1)
@@ -62,7 +61,6 @@ def test_damage_never_surprises(data: st.DataObject) -> None:
 
 
 def test_a_header_that_promises_too_much_is_refused_unread() -> None:
-    """Nothing is decompressed beyond the sizes in the header, nor are sizes that no block has accepted."""
     packed = zlib.compress(bytes(50_000_000), 1)
 
     def body(key_bytes: int) -> bytes:

@@ -44,7 +44,6 @@ def test_a_group_needs_its_newest_image_and_what_came_later() -> None:
 
 
 def test_chains_of_subtasks_are_dealt_out_and_put_together() -> None:
-    """Each of two subtasks inherits a shared block for its groups alone, and whoever has both again needs no more."""
     shared = Chain().extended([(_ref(0), _header(1, {0: IMAGE, 1: IMAGE}))])
     zero, one = (Chain.of(shared.blocks, mask_of([group])) for group in range(2))
     assert (_needed(zero, 0, 1), _needed(one, 0, 1)) == ([(0, 1)], [(0, 2)])
@@ -56,7 +55,6 @@ def test_chains_of_subtasks_are_dealt_out_and_put_together() -> None:
 
 
 def test_a_chain_that_an_increment_extends_is_the_one_that_all_its_blocks_make() -> None:
-    """What each block is needed for is the same; and a later image still makes older ones superfluous."""
     chain = Chain().extended([(_ref(0), _header(1, {0: IMAGE, 1: IMAGE})), (_ref(1), _header(1, {2: IMAGE}))])
     chain = chain.extended([(_ref(2), _header(2, {0: IMAGE, 2: INCREMENT}))])
     before = _needed(chain, 0, 1, 2)

@@ -29,7 +29,6 @@ def _chain() -> Chain:
 
 
 def test_the_bytes_of_an_index_do_not_change() -> None:
-    """Old indexes stay readable: this is one as it has always been written."""
     columns = bytes.fromhex(
         "98 95 a6746f74616c73 05 0c a3696e74 cb4000000000000000"
         "93010201 93cd0384cd01f402 93a26b31a26b32a26b33 93090807 93030002"
@@ -43,7 +42,6 @@ def test_the_bytes_of_an_index_do_not_change() -> None:
 
 
 def test_heads() -> None:
-    """What is not known of keys is not written; whatever is, is read."""
     for version in (1, 2):
         for keys in (None, "str", {"tuple": ["str", "int"]}):
             head = IndexHead("totals", 5, 12, "int", 2.0, version, keys)
@@ -67,7 +65,6 @@ def test_a_long_chain_has_an_index_in_parts() -> None:
 
 
 def test_a_block_takes_little_more_than_its_digest() -> None:
-    """In the index of a chain as it is after many small checkpoints, a block takes less than 48 bytes."""
     noise = random.Random(1)
     blocks = [
         ChainBlock(

@@ -36,7 +36,6 @@ def test_images_cost_a_share_of_the_increments(counts: list[int], groups: list[i
 
 
 def test_steady_changes_are_merged_without_spikes() -> None:
-    """With 2 % of all keys changing, images take a quarter of that, evenly, and no group is forgotten."""
     sizes = Sizes({group: range(8_000) for group in range(128)})
     _, per_checkpoint, merging = _run(sizes, [dict.fromkeys(range(128), 160)] * 600)
     steady = per_checkpoint[300:]

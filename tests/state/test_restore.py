@@ -38,24 +38,6 @@ def _table(count: int, groups: int = 128) -> Table[int]:
     return table
 
 
-def test_an_empty_state_is_restored_from_nothing(topic: Any) -> None:
-    table = topic.restored((), 9)
-    assert dict(table.items()) == {}
-    assert topic.write_all(table.freeze(10, 9)) == ()
-
-
-def test_groups_are_as_their_owner_left_them(topic: Any) -> None:
-    """A block that two subtasks inherited is read for each group as its owner left it."""
-    table = _table(60, groups=2)
-    index = topic.write_all(table.freeze(1, 0))
-    halves = [topic.restored(index, 1, range(each, each + 1), 2) for each in range(2)]
-    for key in [key for key, _ in halves[0].items()]:
-        halves[0].apply(lambda *_: (None, None), [key], [0])
-    indexes = [part for half in halves for part in topic.write_all(half.freeze(2, 1))]
-    whole = topic.restored(indexes, 2, range(2))
-    assert dict(whole.items()) == dict(halves[1].items())
-
-
 @pytest.mark.exhaustive(but=["names-150000"])
 @pytest.mark.parametrize(
     ("name", "count"),
@@ -65,12 +47,10 @@ def test_groups_are_as_their_owner_left_them(topic: Any) -> None:
 def test_a_reader_of_one_group_reads_its_share(
     name: Callable[[int], str], count: int, topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an image of a million keys in 128 groups and its index, at most two in 128 bytes are read for one group; of
-    fewer keys in blocks that are as many times smaller, too."""
     monkeypatch.setattr(blocks, "RAW_TARGET", blocks.RAW_TARGET * count // 1_000_000)
     table: Table[int] = KeyedTable("totals", int, range(128), 128)
     table.apply(_add, [canonical_key(name(number)) for number in range(count)], list(range(count)))
-    index = topic.write_all(table.freeze(1, 0))
+    index = topic.write(table.freeze(1, 0))
     table = topic.restored(index, touched=[77])
     assert sum(1 for _ in table.items()) > count / 200
     assert topic.bytes_read + sum(map(len, index)) <= 2 / 128 * sum(map(len, topic.bodies.values()))
@@ -84,19 +64,19 @@ KEYS = 20_000
 
 
 def test_groups_that_are_not_touched_are_carried_over_unread(topic: Any) -> None:
-    whole = topic.write_all(_table(KEYS).freeze(1, 0))
+    whole = topic.write(_table(KEYS).freeze(1, 0))
     image = list(topic.bodies)
     indexes: list[bytes] = []
     for subtask in range(3):
         groups = group_range(subtask, 3, 128)
         touched = [groups[5], groups[6]]
-        topic.bytes_read = 0
+        topic.read.clear()
         table = topic.restored(whole, 1, groups, 128, touched=touched)
         assert {key_group(key, 128) for key, _ in table.items()} == set(touched)
         assert topic.bytes_read <= 3 * max(ref.size for ref in image)
         table.apply(_add, [_key_of(groups[6])], [1_000_000])
         snapshot = table.freeze(2, 1)
-        indexes += topic.write_all(snapshot)
+        indexes += topic.write(snapshot)
         held = [block.groups for block in snapshot.chain.blocks]
         assert mask_of(groups) == reduce(or_, held), "no block is listed for groups of other subtasks"
         assert held[-1] == mask_of([groups[6]])
@@ -109,8 +89,7 @@ def test_groups_that_are_not_touched_are_carried_over_unread(topic: Any) -> None
     "use", [lambda table, key: table.apply(_add, [key], [1]), lambda table, key: table.reduce(max, [key], [1])]
 )
 def test_what_was_not_restored_is_not_touched(use: Callable[[Table[int], bytes], Any], topic: Any) -> None:
-    """A record of a group that was not restored is a defect: it never meets an empty state. So is a foreign group."""
-    index = topic.write_all(_table(1_000).freeze(1, 0))
+    index = topic.write(_table(1_000).freeze(1, 0))
     table = topic.restored(index, 1, range(64), 128, touched={7, 9})
     use(table, _key_of(7))
     with pytest.raises(InvariantViolation, match=r"all keys are of the key groups \[7, 9\]"):
@@ -120,7 +99,7 @@ def test_what_was_not_restored_is_not_touched(use: Callable[[Table[int], bytes],
 
 
 def test_an_index_that_is_not_true_is_damage(topic: Any) -> None:
-    whole = decode_index(*topic.write_all(_table(20).freeze(1, 0)))
+    whole = decode_index(*topic.write(_table(20).freeze(1, 0)))
     for change in ({"checkpoint": 0}, {"images": 0}, {"groups": mask_of(range(128))}):
         lie = Chain(msgspec.structs.replace(block, **change) for block in whole.blocks)
         with pytest.raises(DamagedState, match="which its index says"):
@@ -152,13 +131,13 @@ def _cut(found: list[tuple[BlockRef, bytes]]) -> list[tuple[BlockRef, bytes]]:
 def test_what_is_not_what_it_should_be_is_damage(
     asked: dict[str, Any], change: Callable[[Any], Any], why: str, topic: Any
 ) -> None:
-    index = topic.write_all(_table(100).freeze(1, 0))
+    index = topic.write(_table(100).freeze(1, 0))
     with pytest.raises(DamagedState, match=why):
         topic.restored(index, fetch=lambda refs: change(list(topic.fetch(refs))), **asked)
 
 
 def test_another_type_or_layout_is_the_users_to_fix(topic: Any) -> None:
-    index = topic.write_all(_table(100).freeze(1, 0))
+    index = topic.write(_table(100).freeze(1, 0))
     with pytest.raises(StateIncompatible, match=r'operator \'totals\' cannot be read as Total.*written as "int"'):
         topic.restored(index, type_=Total)
     with pytest.raises(StateIncompatible, match=r"max_parallelism 128, the pipeline asks for 64.*set it to 128"):

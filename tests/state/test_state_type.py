@@ -4,8 +4,9 @@ import collections
 import dataclasses
 import datetime
 import enum
+import inspect
 import math
-from decimal import Decimal
+from collections.abc import Iterator
 from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 from zoneinfo import ZoneInfo
 
@@ -95,31 +96,19 @@ def test_mutable_types_are_cloned(type_: Any, state: Any) -> None:
     clone = state_type.clone(state)
     assert clone == state
     assert clone is not state
-    before = msgspec.msgpack.encode(state)
-    _spoil(clone)
-    assert msgspec.msgpack.encode(state) == before
+    assert not {id(part) for part in _mutable(clone)} & {id(part) for part in _mutable(state)}
 
 
-def _spoil(value: Any) -> None:
-    if isinstance(value, msgspec.Struct | tuple):
-        for part in msgspec.structs.astuple(value) if isinstance(value, msgspec.Struct) else value:
-            _spoil(part)
-        if isinstance(value, Flat):
-            value.sum += 1
-    elif isinstance(value, Data):
-        value.sum += 1
-    elif isinstance(value, dict):
-        for part in value.values():
-            _spoil(part)
-        value["spoilt"] = 0
-    elif isinstance(value, list):
-        for part in value:
-            _spoil(part)
-        value.append(0)
-    elif isinstance(value, set):
-        value.add("spoilt")
-    elif isinstance(value, bytearray):
-        value += b"spoilt"
+def _mutable(value: Any) -> Iterator[Any]:
+    """The parts of a state that may be changed in place."""
+    if isinstance(value, msgspec.Struct | Data):
+        inner = [getattr(value, name) for name in inspect.signature(type(value)).parameters]
+    else:
+        inner = list(value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ())
+    if not isinstance(value, tuple | Frozen | FrozenWithList | int | str):
+        yield value
+    for part in inner:
+        yield from _mutable(part)
 
 
 @pytest.mark.parametrize(("type_", "state"), [(int, 1.5), (int, 2**64), (int, object()), (Flat, Frozen("1"))])  # type: ignore[arg-type]  # wrong on purpose
@@ -225,7 +214,6 @@ class Odd:
     ],
 )
 def test_what_would_come_back_as_something_else_is_refused(type_: Any, state: Any, why: str) -> None:
-    """A state of which its type keeps less, or something else, is refused while whoever returned it runs."""
     state_type = StateType[Any]("totals", type_)
     for encode in (state_type.encode, state_type.pack):
         with pytest.raises(StateUnstorable, match=rf"operator 'totals' would not come back .* as it was: .*{why}"):
@@ -260,7 +248,6 @@ def test_what_would_come_back_as_something_else_is_refused(type_: Any, state: An
     ],
 )
 def test_what_comes_back_as_it_was_is_taken(type_: Any, state: Any) -> None:
-    """A state that is equal when it is read again is none of these, in whatever order a set gives its items."""
     state_type = StateType[Any]("totals", type_)
     (read,) = state_type.decode(state_type.encode([state]), state_type.schema)
     assert state_type.pack([read]) == state_type.pack([read])
@@ -298,38 +285,6 @@ def test_a_new_field_without_a_default_is_an_error() -> None:
         new.decode(old.encode([first(1, "a")]), old.schema)
 
 
-def test_fields_stored_by_position_may_only_be_added_to() -> None:
-    old = msgspec.defstruct("Total", [("sum", int), ("count", int)], array_like=True)
-    swapped = msgspec.defstruct("Total", [("count", int), ("sum", int)], array_like=True)
-    longer = msgspec.defstruct("Total", [("sum", int), ("count", int), ("name", str, "")], array_like=True)
-    StateType("totals", longer).require_readable(StateType("totals", old).schema)
-    with pytest.raises(StateIncompatible, match="stored by position"):
-        StateType("totals", swapped).require_readable(StateType("totals", old).schema)
-
-
-def test_fields_of_a_named_tuple_are_stored_by_position() -> None:
-    """Fields that change places in a NamedTuple would be taken for each other."""
-    old, new = NamedTuple("Pair", [("a", int), ("b", int)]), NamedTuple("Pair", [("b", int), ("a", int)])
-    with pytest.raises(StateIncompatible, match="stored by position"):
-        StateType("totals", new).require_readable(StateType("totals", old).schema)
-
-
-def test_a_dict_does_not_become_a_record_by_itself() -> None:
-    """Keys that the record has not would be dropped without a word."""
-    with pytest.raises(StateIncompatible, match=r"Flat \(its keys beside sum, name\) would be lost"):
-        StateType("totals", Flat).require_readable(StateType("totals", dict[str, int]).schema)
-
-
-def test_a_field_that_became_optional_is_still_looked_into() -> None:
-    """A field lost inside a field that got a default is found."""
-    first, grown, renamed, _ = _versions()
-    old = msgspec.defstruct("Outer", [("inner", first)])
-    new = msgspec.defstruct("Outer", [("inner", renamed, msgspec.field(default_factory=lambda: renamed("")))])
-    with pytest.raises(StateIncompatible, match=r"Outer\.inner\.sum would be lost"):
-        StateType("totals", new).require_readable(StateType("totals", old).schema)
-    StateType("totals", grown).require_readable(StateType("totals", grown).schema)
-
-
 def test_bytes_of_the_same_type_that_do_not_decode_are_damage() -> None:
     """Only a change of type is the user's to fix; anything else is a damaged block."""
     state_type = StateType[int]("totals", int)
@@ -339,7 +294,6 @@ def test_bytes_of_the_same_type_that_do_not_decode_are_damage() -> None:
 
 
 def test_an_older_version_is_migrated_step_by_step() -> None:
-    """Each step takes what it says it takes, and its result becomes the next; without a step, names and defaults do."""
     first = msgspec.defstruct("Total", [("sum", int), ("name", str)])
     last = msgspec.defstruct("Total", [("cents", int), ("count", int, 1)])
 
@@ -366,7 +320,6 @@ def test_a_migration_takes_the_type_that_it_names() -> None:
 
 
 def test_a_new_version_may_drop_fields() -> None:
-    """Without a new version that is refused, for nobody said that it is meant; a type that changed never fits so."""
     old = StateType[Any]("totals", msgspec.defstruct("Total", [("sum", int), ("name", str)]))
     shorter = msgspec.defstruct("Total", [("sum", int)])
     with pytest.raises(StateIncompatible, match=r"Total\.name would be lost"):
@@ -392,27 +345,8 @@ def test_a_record_of_a_generic_type() -> None:
         StateType[Any]("totals", Box[int]).encode([Box("a")])
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "value"),
-    [
-        (dict[str, int], dict[Decimal, int], {"10.1": 5, "10.10": 7}),
-        (set[str], set[Decimal], {"1", "1.0"}),
-        (dict[int, int], dict[float, int], {2**53: 1, 2**53 + 1: 2}),
-        (list[str], list[datetime.datetime], ["2024-01-01T00:00:00.123456789Z"]),
-    ],
-)
-def test_keys_that_would_become_one(old: Any, new: Any, value: Any) -> None:
-    """They are told by the types alone, as is a text that would be rounded; where the version is raised it is meant."""
-    written, today = StateType[Any]("totals", old), StateType[Any]("totals", new)
-    with pytest.raises(StateIncompatible, match=r"operator 'totals' cannot be read as .* would be lost"):
-        today.require_readable(written.schema, 1)
-    assert today.decode(written.encode([value]), written.schema, 1) != [value]
-    StateType[Any]("totals", VersionedState(new, 2)).require_readable(written.schema, 1)
-
-
 def test_what_a_new_version_takes_out_is_not_in_its_chain() -> None:
-    """Or it would be back, of those keys that have not changed since, once a field has its name again; nor is anything
-    else of an older version."""
+    """Else keys that have not changed since would have it back, once a field has its name again."""
     first, second, third = (
         msgspec.defstruct("Total", [("sum", int), *more]) for more in ([("count", int)], [], [("count", int, 0)])
     )

@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir, closing, redirect_stderr, redirect_stdout
 from io import StringIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from running import Run, assert_copies, assert_totals, orders
-from settled import ended_transactions
+from settled import await_readable, ended_transactions
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
@@ -25,7 +26,7 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references, restore_table
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.submit import in_process, perform, settled
 from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.state.backend import Table
@@ -37,12 +38,8 @@ HERE = Path(__file__).parent
 
 def load_pipeline(module: str, attribute: str, name: str, **params: str) -> Loaded:
     folder = HERE if module == "bounded_pipelines" else HERE.parents[1] / "engines"
-    reference: dict[str, object] = {
-        "module": module,
-        "attribute": attribute,
-        "params": {"name": name, **params},
-        "path": str(folder),
-    }
+    params = {"name": name, **params}
+    reference: dict[str, object] = {"module": module, "attribute": attribute, "params": params, "path": str(folder)}
     return Loaded(load_reference(reference), reference)
 
 
@@ -97,6 +94,7 @@ class Fed:
         assert found == needed, f"orphans: {found - needed}, missing: {needed - found}"
 
     def assert_output(self) -> None:
+        await_readable(self.kafka, *(f"{self.name}-{topic}" for topic in ("copies", "out", "rounds")))
         assert_copies(self.kafka, f"{self.name}-copies", self.all)
         assert_totals(self.kafka, f"{self.name}-out", self.all)
         numbers: dict[int, int] = defaultdict(int)
@@ -150,6 +148,15 @@ class Silent:
 
     def advanced(self, advanced: Advanced, offsets: int) -> None:
         self.checkpoints.append(advanced.manifest)
+
+
+_numbers = count()
+
+
+def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
+    """Every piece of work is tried again, though its first attempt came to its end."""
+    attempts = [[perform(each, f"twice-{next(_numbers)}-{attempt}") for attempt in (0, 1)] for each in work]
+    return settled(answers[-1] for answers in attempts)
 
 
 def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **options: Any) -> Summary:

@@ -12,8 +12,6 @@ from exactlyonce.sinks import KafkaSink
 
 
 class Round(msgspec.Struct):
-    """The how-manieth update of a bucket an update of a customer's total was."""
-
     id: int
     bucket: int
     number: int
@@ -110,7 +108,6 @@ def fine(name: str) -> Pipeline:
 
 
 def totals_of(pipeline: Pipeline) -> Pipeline:
-    """*pipeline* with two sources, a union and a running total."""
     orders = pipeline.source("left", KafkaSource(f"{pipeline.name}-in", value=Order)).union(
         pipeline.source("right", KafkaSource(f"{pipeline.name}-more", value=Order))
     )

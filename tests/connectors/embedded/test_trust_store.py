@@ -13,7 +13,6 @@ from exactlyonce.connectors.embedded.trust_store import key_store, system_bundle
 
 
 def test_java_reads_what_is_written(tmp_path: Path) -> None:
-    """Java's own tool finds every authority of the system in the store, as a trusted one, and the digest right."""
     bundle = system_bundle()
     assert bundle
     store = tmp_path / "authorities.jks"

@@ -54,7 +54,6 @@ def test_what_stands_before_an_address_is_not_shown() -> None:
 
 class TestBothLibraries:
     def test_names_and_mechanism(self) -> None:
-        """Address, identity, protocol and credentials reach both; tuning reaches librdkafka only."""
         config = ClientConfig({**SASL, "client.id": "me", "linger.ms": 5, "socket.keepalive.enable": True})
         assert config.confluent() == {**SASL, "client.id": "me", "linger.ms": "5", "socket.keepalive.enable": "true"}
         arguments = config.kafka_python()
@@ -92,23 +91,16 @@ class TestBothLibraries:
     @pytest.mark.parametrize(
         "setting",
         [
-            "ssl.keystore.location",
-            "ssl.engine.location",
-            "sasl.kerberos.keytab",
-            "sasl.oauthbearer.method",
-            "sasl.oauthbearer.token.endpoint.url",
-            "enable.sasl.oauthbearer.unsecure.jwt",
-            "https.ca.location",
+            "ssl.keystore.location", "ssl.engine.location", "sasl.kerberos.keytab", "sasl.oauthbearer.method",
+            "sasl.oauthbearer.token.endpoint.url", "enable.sasl.oauthbearer.unsecure.jwt", "https.ca.location",
             "sasl.pasword",
         ],
-    )
+    )  # fmt: skip
     def test_security_is_never_dropped(self, setting: str) -> None:
-        """A security setting without an equal in kafka-python is refused by name."""
         with pytest.raises(ConfigError, match=f"{setting}: .*kafka-python"):
             ClientConfig({**SASL, setting: "x"}).check()
 
     def test_check_finds_what_librdkafka_refuses(self, certificates: Path) -> None:
-        """A misspelt or impossible setting is found before anything connects; a good configuration passes."""
         with pytest.raises(ConfigError, match=r"lingerr\.ms"):
             ClientConfig({**SERVERS, "lingerr.ms": 5}).check()
         with pytest.raises(ConfigError, match=r"fetch\.max\.bytes"):  # what only a consumer refuses
@@ -129,7 +121,6 @@ class TestTls:
         return context
 
     def test_checked_by_default(self) -> None:
-        """Without more, certificates and host names are checked, and nothing older than TLS 1.2 is spoken."""
         context = self.context()
         assert context.verify_mode is ssl.CERT_REQUIRED
         assert context.check_hostname
@@ -154,7 +145,6 @@ class TestTls:
             assert len(self.context(**settings).get_ca_certs()) == 1
 
     def test_what_cannot_be_loaded(self, certificates: Path) -> None:
-        """A missing file, a wrong password and no password are errors that name the settings and show no secret."""
         locked = {"ssl_certificate_location": certificates / "certificate.pem"}
         locked["ssl_key_location"] = certificates / "locked.pem"
         for settings in ({"ssl_ca_location": "/missing"}, locked, {**locked, "ssl_key_password": f"{CANARY}x"}):
@@ -203,16 +193,10 @@ class TestContradictions:
 
 class TestSecrets:
     SECRETS = (
-        "sasl.password",
-        "ssl.key.password",
-        "ssl.key.pem",
-        "ssl.keystore.password",
-        "sasl.jaas.config",
-        "sasl.oauthbearer.client.secret",
-        "sasl.oauthbearer.config",
-        "sasl.oauthbearer.assertion.private.key.pem",
+        "sasl.password", "ssl.key.password", "ssl.key.pem", "ssl.keystore.password", "sasl.jaas.config",
+        "sasl.oauthbearer.client.secret", "sasl.oauthbearer.config", "sasl.oauthbearer.assertion.private.key.pem",
         "sasl.oauthbearer.assertion.private.key.passphrase",
-    )
+    )  # fmt: skip
 
     @pytest.mark.parametrize("setting", SECRETS)
     def test_not_shown(self, setting: str) -> None:
@@ -221,12 +205,10 @@ class TestSecrets:
         assert "bootstrap.servers=127.0.0.1:9092" in repr(config)
 
     def test_not_shown_by_what_clients_are_given(self) -> None:
-        """The arguments for the libraries hide it too, as libraries log them."""
         config = ClientConfig(SASL)
         assert CANARY not in repr(config.confluent()) + repr(config.kafka_python())
 
     def test_references(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """A reference is looked up whenever arguments are made; old values stay hidden as well."""
         secret = tmp_path / "secret"
         secret.write_text("first\n")
         monkeypatch.setenv("SECRET_USER", "bob")
@@ -244,7 +226,6 @@ class TestSecrets:
                 ClientConfig({**SASL, "sasl.password": reference}).confluent()
 
     def test_errors_of_librdkafka_hide_it(self) -> None:
-        """A secret that librdkafka would repeat in its error is not in ours."""
         with pytest.raises(ConfigError) as caught:
             ClientConfig({**SASL, CANARY: "x", "ssl.key.password": CANARY}).check()
         assert CANARY not in str(caught.value)

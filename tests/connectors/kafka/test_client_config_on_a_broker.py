@@ -61,11 +61,13 @@ class SecuredBroker(NamedTuple):
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
-    """A broker with a listener for each way of logging in."""
     certificates = tmp_path_factory.mktemp("certificates")
     for name in ("server", "client"):
         make_certificate(certificates, name)
-    broker, ports = started(tmp_path_factory.mktemp("broker"), certificates)
+    ports = {name: free_port() for name in ("PLAINTEXT", "CONTROLLER", "SASL", "SASLTLS", "TLS")}
+    settings = listener_settings(ports, certificates)
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), ports["PLAINTEXT"], settings, lifetime="process")
+    broker.start()
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512):
         user = UserScramCredentialUpsertion("alice", ScramCredentialInfo(mechanism, 4096), CANARY.encode())
@@ -73,21 +75,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
             future.result(LIMIT_S)
     yield SecuredBroker(ports, certificates)
     broker.kill()
-
-
-def started(folder: Path, certificates: Path, attempts: int = 5) -> tuple[EmbeddedBroker, dict[str, int]]:
-    """The broker, and its ports by listener. One that was free a moment ago may be taken: then others are."""
-    ports: dict[str, int] = {}
-    for name in ("PLAINTEXT", "CONTROLLER", "SASL", "SASLTLS", "TLS"):
-        ports[name] = max([free_port(), *(port + 1 for port in ports.values())])
-    broker = EmbeddedBroker(folder, ports["PLAINTEXT"], listener_settings(ports, certificates), lifetime="process")
-    try:
-        broker.start()
-    except (BrokerUnavailable, ConfigError):
-        if attempts == 1:
-            raise
-        return started(folder, certificates, attempts - 1)
-    return broker, ports
 
 
 def make_certificate(folder: Path, name: str) -> None:
@@ -142,7 +129,6 @@ def both_reach(config: ClientConfig) -> str:
 @pytest.mark.parametrize("listener", ["SASL", "SASLTLS"])
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_passwords(broker: SecuredBroker, listener: str, mechanism: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A name and a password open the door to both libraries, and the most talkative log does not show it."""
     caplog.set_level(logging.DEBUG, "kafka")
     config = broker.config(listener, sasl_mechanism=mechanism, sasl_username="alice", sasl_password=CANARY)
     config.check()
@@ -166,7 +152,6 @@ def test_certificates(broker: SecuredBroker) -> None:
 
 
 def test_a_wrong_password(broker: SecuredBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """A refusal is told at once, as one, without the secret; and a corrected reference works on the same object."""
     caplog.set_level(logging.DEBUG, "kafka")
     secret = broker.certificates / "password"
     for mechanism in ("PLAIN", "SCRAM-SHA-512"):
@@ -182,6 +167,7 @@ def test_a_wrong_password(broker: SecuredBroker, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("unhurried")
 def test_a_certificate_that_we_do_not_trust(broker: SecuredBroker) -> None:
     config = broker.config("TLS", ssl_ca_location=str(broker.certificates / "client.pem"))
     with pytest.raises(BrokerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
@@ -190,7 +176,6 @@ def test_a_certificate_that_we_do_not_trust(broker: SecuredBroker) -> None:
 
 @pytest.mark.exhaustive
 def test_sessions_that_end(broker: SecuredBroker) -> None:
-    """Where the broker ends a session every two seconds, questions go on being answered across several of them."""
     config = broker.config("SASLTLS", sasl_mechanism="OAUTHBEARER", oauth_cb=f"{__name__}:token")
     transactions = Transactions(config, timeout_ms=LIMIT_S * 1000)
     started_s = time.monotonic()
@@ -201,7 +186,6 @@ def test_sessions_that_end(broker: SecuredBroker) -> None:
 
 
 def test_a_cluster_with_security_only_where_it_is(broker: SecuredBroker) -> None:
-    """A port that wants a login does not answer without, and the error names the protocol."""
     config = ClientConfig({"bootstrap.servers": f"127.0.0.1:{broker.ports['SASL']}"})
     with pytest.raises(BrokerUnavailable, match=r"security.protocol \(PLAINTEXT\)"):
         Transactions(config, timeout_ms=2_000).cluster_id()

@@ -63,7 +63,6 @@ def await_nothing_left(before: tuple[int, int]) -> None:
 
 class TestRetries:
     def test_pauses_double(self) -> None:
-        """The pauses grow to a second, and the last ends with the time given."""
         passing = Time()
         wire = Wire(NOWHERE, timeout_ms=4_000, clock=passing, sleep=passing.sleep)
         attempt = Mock(side_effect=Again("the broker is busy"))
@@ -72,7 +71,6 @@ class TestRetries:
         assert passing.waited_ms == [5, 10, 20, 40, 80, 160, 320, 640, 1_000, 1_000, 725]
 
     def test_it_ends_with_success(self) -> None:
-        """The first result ends it, and other errors pass through at once."""
         passing = Time()
         wire = Wire(NOWHERE, timeout_ms=4_000, clock=passing, sleep=passing.sleep)
         attempt = Mock(side_effect=[Again("not yet"), Again("not yet"), 7, ValueError("a defect")])
@@ -89,9 +87,11 @@ class TestNobodyThere:
     def test_a_server_that_says_nothing(self, silent: str, protocol: str) -> None:
         self.fails(wire_at(silent, security_protocol=protocol), f"for 1 s, failed at {silent}.*\\({protocol}\\)")
 
+    @pytest.mark.usefixtures("unhurried")
     def test_nobody_listens(self, nobody: str) -> None:
         self.fails(wire_at(nobody), "ECONNREFUSED.*bootstrap.servers")
 
+    @pytest.mark.usefixtures("unhurried")
     def test_no_such_host(self) -> None:
         self.fails(wire_at("no-such-host.invalid:9092"), "DNS")
 
@@ -131,7 +131,6 @@ class TestMemory:
         assert wire.remembering(attempt) == 7
 
     def test_a_client_that_failed_takes_its_memory_along(self, nobody: str) -> None:
-        """After a failure nothing is remembered: no stale address outlives it."""
         wire = wire_at(nobody, timeout_ms=10)
         wire.places.nodes = frozenset({1})
         with pytest.raises(NoAnswer):
@@ -163,13 +162,13 @@ class TestABroker:
             assert wire.retrying(wire.metadata, "Asking").brokers
             wire.close()
 
+    @pytest.mark.usefixtures("unhurried")
     def test_tls_to_a_plain_port(self, kafka: Any) -> None:
         wire = wire_at(kafka.bootstrap_servers, security_protocol="SSL")
         with pytest.raises(BrokerUnavailable, match=r"SSL.*security.protocol \(SSL\) is what that port speaks"):
             wire.retrying(wire.metadata, "Asking")
 
     def test_it_leaves_nothing_behind(self, kafka: Any) -> None:
-        """A closed wire has no thread and no descriptor, and opens again when asked."""
         gc.collect()
         before = holdings()
         wire = wire_at(kafka.bootstrap_servers, LONG_MS)
@@ -181,7 +180,6 @@ class TestABroker:
         await_nothing_left(before)
 
     def test_a_failed_client_is_thrown_away(self, kafka: Any) -> None:
-        """After a question to a broker that does not exist, the next question has a fresh client."""
         wire = wire_at(kafka.bootstrap_servers, LONG_MS)
         with pytest.raises(NoAnswer, match="12345"):
             wire.ask(MetadataRequest(topics=[]), 12345)

@@ -41,7 +41,6 @@ def write(cluster: Any, topic: str, kinds: str) -> None:
 
 @pytest.mark.broker
 def test_every_range(cluster: Any, kafka: Any, topic: str) -> None:
-    """Of transactions in each other, committed or aborted, every range has what a consumer sees, wherever it ends."""
     write(cluster, topic, "caca")
     cluster.visible(topic)
     seen = [(each.offset, each.value) for each in kafka.read_committed(topic) if each.partition == 0]
@@ -55,7 +54,6 @@ def test_every_range(cluster: Any, kafka: Any, topic: str) -> None:
 
 @pytest.mark.broker
 def test_more_than_one_fetch(cluster: Any, topic: str) -> None:
-    """A large range comes whole and in order, in full batches, and ends before what lies behind it."""
     producer = cluster.open(f"{topic}-many", topic, [b"%06d" % number + bytes(300) for number in range(20_000)])
     producer.commit_transaction(LIMIT_S)
     records = read(RangeReader(topic, 1, 5, 9_000, cluster.config), 3_000)
@@ -110,7 +108,6 @@ class TestWhatIsMissing:
         assert [offset for offset, _ in read(RangeReader(topic, 0, 4, 9, cluster.config))] == [4, 5, 6, 7, 8]
 
     def test_beyond_the_end(self, cluster: Any, topic: str) -> None:
-        """A start that the topic does not have is an error at once; an end that does not come, after the limit."""
         cluster.open(topic, topic, [b"0", b"", b"1", b""]).commit_transaction(LIMIT_S)
         cluster.settle(topic)
         with pytest.raises(RangeGone, match="from offset 10 up to 19, but the topic holds offsets 0 to 2 now"):
@@ -133,7 +130,6 @@ class TestWhatIsMissing:
             RangeReader(topic_name, 1, 0, 20, cluster.config).read(100)
 
     def test_no_broker(self, nobody: str) -> None:
-        """Without a broker the error comes in time, says where it was tried, and holds no secret."""
         security = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "ann"}
         config = ClientConfig({"bootstrap.servers": nobody, "log_level": 0, "sasl.password": CANARY, **security})
         with pytest.raises(BrokerUnavailable, match=rf"{nobody} runs") as caught:
@@ -145,7 +141,6 @@ class TestWhatIsMissing:
 @pytest.mark.broker
 @pytest.mark.slow
 def test_compaction_and_a_broker_that_dies(own_broker: Any) -> None:
-    """Gaps that compaction leaves are no losses, and a broker that is away for a while costs no record."""
     kafka = own_broker({"log.cleaner.backoff.ms": "100", "log.initial.task.delay.ms": "100"})
     quickly = {"cleanup_policy": "compact", "segment_ms": "100", "min_cleanable_dirty_ratio": "0.0"}
     topic = kafka.create_topic("compacted", **quickly)

@@ -33,7 +33,6 @@ def test_the_type_of_its_records(source: KafkaSource[Any], type_: Any) -> None:
 
 
 def test_a_null_value_needs_a_type_that_admits_none() -> None:
-    """A tombstone decodes to None where the type admits it; otherwise it is refused, and the reason says so."""
     assert KafkaSource("t", value=Order | None).decode_value(None) is None
     assert KafkaSource("t", value=Order | None).decode_value(b'{"id":1}') == Order(1)
     source = KafkaSource("t", value=Order)
@@ -59,7 +58,6 @@ def test_a_bad_value_is_told_with_its_field() -> None:
 
 
 def test_keys_decode_by_their_own_type() -> None:
-    """A key is bytes unless key= says another type; a null key is None."""
     assert KafkaSource("t", value=Order, metadata=True).decode_key(b"7") == b"7"
     assert KafkaSource("t", value=Order, metadata=True, key=str).decode_key(b"7") == "7"
     assert KafkaSource("t", value=Order, metadata=True, key=int).decode_key(b"7") == 7
@@ -67,7 +65,6 @@ def test_keys_decode_by_their_own_type() -> None:
 
 
 def test_where_it_starts_is_not_what_it_is() -> None:
-    """Topic, codec and metadata are in the description that manifests keep; start and on_error are not."""
     late = KafkaSource("t", value=Order, start=datetime(2026, 1, 1, tzinfo=timezone.utc), on_error="skip")
     assert late.describe() == KafkaSource("t", value=Order).describe()
     assert late.describe()["value"]["codec"] == "json"

@@ -35,7 +35,6 @@ def test_create_and_describe(cluster: Any, topic_name: str) -> None:
 
 
 def test_a_topic_made_anew_has_another_id(cluster: Any, topic: str) -> None:
-    """The id tells a topic from a later one of the same name."""
     before = cluster.topics.describe([topic])[topic]
     admin = AdminClient(cluster.config.confluent())
     admin.delete_topics([topic])[topic].result(LIMIT_S)
@@ -100,14 +99,11 @@ def test_offsets(cluster: Any, topic: str) -> None:
 
 
 def test_what_each_broker_knows(cluster: Any, topic: str) -> None:
-    """Of each topic there is an answer of every broker, which is None where it knows of no such topic."""
     found = cluster.topics.seen_by_each([topic, f"{topic}-missing"])
     assert found == {topic: (cluster.topics.describe([topic])[topic],), f"{topic}-missing": (None,)}
 
 
 def test_where_leader_epochs_end(cluster: Any, topic: str) -> None:
-    """The present epoch ends where the log does; the log has none that is newer; a partition not asked for is left
-    out."""
     write(cluster, topic, [1_000, 2_000, 3_000])
     assert cluster.topics.epoch_ends(topic, {0: 0, 1: 0}) == {0: 3, 1: 0}
     assert cluster.topics.epoch_ends(topic, {0: 7}) == {0: -1}
@@ -115,7 +111,6 @@ def test_where_leader_epochs_end(cluster: Any, topic: str) -> None:
 
 
 def test_first_offsets_are_those_of_the_very_topic(cluster: Any, topic: str) -> None:
-    """By partition the first record that is there, of the topic with that id and of no other; None where it is gone."""
     described = cluster.topics.describe([topic])[topic]
     assert cluster.topics.first_offsets(described) == cluster.topics.start_offsets(topic)
     other = msgspec.structs.replace(described, topic_id="00000000-0000-0000-0000-000000000000")
@@ -124,7 +119,6 @@ def test_first_offsets_are_those_of_the_very_topic(cluster: Any, topic: str) -> 
 
 
 def test_what_is_remembered_is_not_asked_for(cluster: Any, topic: str) -> None:
-    """The second time, first offsets take one round of two requests, and a look at all brokers one request each."""
     asked: list[str] = []
     topics = Topics(cluster.config, observe=lambda name, began, ended: asked.append(name))
     described = topics.describe([topic])[topic]
@@ -140,8 +134,6 @@ def test_what_is_remembered_is_not_asked_for(cluster: Any, topic: str) -> None:
 
 
 def test_a_topic_that_was_made_anew_is_not_deleted(cluster: Any, topic: str) -> None:
-    """After its deletion a topic is gone, and a new one is another: whoever deletes the old one again, or late, leaves
-    it as it is."""
     topics = Topics(cluster.config)
     first = topics.describe([topic])[topic]
     topics.delete(first)

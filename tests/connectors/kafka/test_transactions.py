@@ -27,16 +27,11 @@ EPOCH_LAST = 32_766
 """The last epoch that a transaction is opened with; the broker keeps 32,767 for fencing."""
 
 
-def state_of(cluster: Any, transactional_id: str) -> TransactionState:
-    state: TransactionState | None = cluster.transactions.describe([transactional_id])[transactional_id]
-    assert state is not None
-    return state
-
-
 def settled(cluster: Any, transactional_id: str) -> TransactionState:
     """The state once all markers are written: the end is answered before they are."""
-    cluster.wait_until(lambda: not state_of(cluster, transactional_id).state.startswith("Prepare"))
-    return state_of(cluster, transactional_id)
+    cluster.wait_until(lambda: not cluster.state(transactional_id).state.startswith("Prepare"))
+    state: TransactionState = cluster.state(transactional_id)
+    return state
 
 
 def end(cluster: Any, state: TransactionState, *, commit: bool) -> EndAnswer:
@@ -81,7 +76,7 @@ class TestTheTableOfAnswers:
                 cluster.producer(topic)
             else:
                 self.ends(cluster, topic, step, found or NEVER_USED)
-            found = found or state_of(cluster, topic)
+            found = found or cluster.state(topic)
         shown = None if found is None else settled(cluster, topic)
         assert self.ends(cluster, topic, asked, found or NEVER_USED) is answer
         if shown is None:
@@ -103,19 +98,18 @@ class TestTheTableOfAnswers:
 
     def test_a_producer_whose_transaction_was_ended_is_fenced(self, cluster: Any, topic: str) -> None:
         producer = cluster.open(topic, topic, VALUES)
-        end(cluster, state_of(cluster, topic), commit=True)
+        end(cluster, cluster.state(topic), commit=True)
         with pytest.raises(KafkaException, match=FENCED):
             producer.commit_transaction(LIMIT_S)
 
     def test_commit_again_at_once(self, cluster: Any, topic: str) -> None:
-        """While the markers are being written, the same commit is answered by BUSY; then by COMPLETED."""
         attempts = itertools.count()
 
         def was_busy() -> bool:
             """Whether the second of two commits, the one right behind the other, came in time for that."""
             name = f"{topic}-{next(attempts)}"
             cluster.open(name, topic, VALUES)
-            opened = state_of(cluster, name)
+            opened = cluster.state(name)
             ending = Ending(name, opened.producer_id, opened.epoch)
             first, again = cluster.transactions.end_all([ending, ending], commit=True)
             assert first is EndAnswer.COMPLETED
@@ -127,19 +121,18 @@ class TestTheTableOfAnswers:
 
     @pytest.mark.parametrize(("id_ahead", "epoch_ahead"), [(1_000_000, 0), (0, 1)])
     def test_what_is_not_the_transactions(self, cluster: Any, topic: str, id_ahead: int, epoch_ahead: int) -> None:
-        """Another producer id, or an epoch to come, answers UNKNOWN and ends nothing."""
         cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
+        opened = cluster.state(topic)
         wrong = opened.producer_id + id_ahead, opened.epoch + epoch_ahead
         assert cluster.transactions.end(topic, *wrong, commit=True) is EndAnswer.UNKNOWN
-        assert state_of(cluster, topic) == opened
+        assert cluster.state(topic) == opened
 
 
 KILLED_WRITER = """
 import sys, time
 from confluent_kafka import Producer
 servers, topic = sys.argv[1:]
-producer = Producer({"bootstrap.servers": servers, "transactional.id": topic})
+producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "transaction.timeout.ms": 600_000})
 producer.init_transactions()
 producer.begin_transaction()
 for number in range(100):
@@ -151,13 +144,12 @@ time.sleep(600)
 
 
 def test_commit_of_a_killed_producer(cluster: Any, topic: str) -> None:
-    """What a process wrote before it was killed is committed by another, and is visible whole."""
     command = [sys.executable, "-c", KILLED_WRITER, cluster.config.bootstrap_servers, topic]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "flushed\n"
         os.kill(writer.pid, signal.SIGKILL)
-    opened = state_of(cluster, topic)
+    opened = cluster.state(topic)
     assert cluster.visible_now(topic) == []
     assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
     assert cluster.visible(topic) == VALUES
@@ -166,15 +158,14 @@ def test_commit_of_a_killed_producer(cluster: Any, topic: str) -> None:
 class TestDescribing:
     def test_an_open_transaction_names_its_partitions(self, cluster: Any, topic: str) -> None:
         cluster.open(topic, topic, VALUES, transaction_timeout_ms=123_456)
-        opened = state_of(cluster, topic)
+        opened = cluster.state(topic)
         assert sorted(opened.partitions) == [(topic, 0), (topic, 1)]
         assert opened.timeout_ms == 123_456
         assert opened.start_time_ms > 0
 
     def test_producers_prove_the_count(self, cluster: Any, topic: str) -> None:
-        """With a fresh epoch, last sequence + 1 is the number of the transaction's records in the partition."""
         cluster.open(topic, topic, VALUES[:61])
-        opened = state_of(cluster, topic)
+        opened = cluster.state(topic)
         shown = {each.partition: each for each in cluster.transactions.producers(opened.partitions)}
         assert {partition: each.last_sequence + 1 for partition, each in shown.items()} == {0: 31, 1: 30}
         assert {each.transaction_start_offset for each in shown.values()} == {0}
@@ -182,7 +173,7 @@ class TestDescribing:
 
     def test_a_producer_without_transaction_has_no_start(self, cluster: Any, topic: str) -> None:
         cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
+        opened = cluster.state(topic)
         end(cluster, opened, commit=True)
         cluster.visible(topic)
         assert {each.transaction_start_offset for each in cluster.transactions.producers(opened.partitions)} == {None}
@@ -202,11 +193,8 @@ class TestDescribing:
         cluster.open(f"{topic}.a:open", topic, VALUES)
         cluster.producer(f"{topic}.a:empty")
         cluster.producer(f"{topic}-a:other")
-        listed = cluster.transactions.list(f"{topic}.a:")
-        assert {(each.transactional_id, each.state) for each in listed} == {
-            (f"{topic}.a:open", "Ongoing"),
-            (f"{topic}.a:empty", "Empty"),
-        }
+        shown = {each.transactional_id: each.state for each in cluster.transactions.list(f"{topic}.a:")}
+        assert shown == {f"{topic}.a:open": "Ongoing", f"{topic}.a:empty": "Empty"}
 
     def test_the_cluster(self, cluster: Any) -> None:
         assert len(cluster.transactions.cluster_id()) > 10
@@ -216,7 +204,7 @@ class TestDescribing:
     def test_endings_are_answered_in_order(self, cluster: Any, topic: str) -> None:
         for slot in range(8):
             cluster.open(f"{topic}-{slot}", topic, VALUES)
-        opened = [state_of(cluster, f"{topic}-{slot}") for slot in range(8)]
+        opened = [cluster.state(f"{topic}-{slot}") for slot in range(8)]
         endings = [Ending(each.transactional_id, each.producer_id, each.epoch) for each in opened]
         endings.insert(3, Ending(f"{topic}-never", 1, 0))
         answers = cluster.transactions.end_all(endings, commit=True)
@@ -240,7 +228,6 @@ class TestFencing:
 
     @pytest.mark.parametrize("at", ["idle", "writing", "committed"])
     def test_a_zombie(self, cluster: Any, topic: str, at: str) -> None:
-        """It loses what it has not committed, and can neither add to it nor begin another; what it committed stays."""
         zombie = cluster.producer(topic) if at == "idle" else cluster.open(topic, topic, VALUES)
         if at == "committed":
             zombie.commit_transaction(LIMIT_S)
@@ -252,7 +239,6 @@ class TestFencing:
         assert cluster.visible(topic) == (VALUES if at == "committed" else [])
 
     def test_twice_and_never_used(self, cluster: Any, topic: str) -> None:
-        """Aborting again, or an id that nobody used, ends without harm."""
         cluster.open(topic, topic, VALUES)
         for _ in range(3):
             cluster.transactions.abort_listed(listed(topic) + listed(f"{topic}-never"))
@@ -275,7 +261,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
     raise_epochs(cluster, [idle, written], EPOCH_LAST - 1)
 
     cluster.producer(idle)
-    before = state_of(cluster, idle)
+    before = cluster.state(idle)
     assert (before.state, before.epoch) == ("Empty", EPOCH_LAST)
     assert end(cluster, before, commit=False) is EndAnswer.COMPLETED
     after = settled(cluster, idle)
@@ -283,7 +269,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
     assert after.epoch == 0
 
     zombie = cluster.open(written, topic, VALUES)
-    before = state_of(cluster, written)
+    before = cluster.state(written)
     assert before.epoch == EPOCH_LAST
     for _ in range(3):
         assert end(cluster, before, commit=True) is EndAnswer.COMPLETED
@@ -301,7 +287,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
 
 def raise_epochs(cluster: Any, transactional_ids: list[str], epoch: int) -> None:
     """Raise the epochs of idle ids, which are alike, by aborting them over and over."""
-    states = [state_of(cluster, each) for each in transactional_ids]
+    states = [cluster.state(each) for each in transactional_ids]
     for number in range(states[0].epoch, epoch):
         remaining = [Ending(each.transactional_id, each.producer_id, number) for each in states]
         while remaining:
@@ -314,11 +300,10 @@ def raise_epochs(cluster: Any, transactional_ids: list[str], epoch: int) -> None
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_memory_stays(cluster: Any, topic: str) -> None:
-    """Two hundred cycles of describing, listing, ending and fencing leave neither memory, threads nor descriptors."""
     producer = cluster.producer(topic)
 
     def cycle() -> None:
-        state = state_of(cluster, topic)
+        state = cluster.state(topic)
         cluster.transactions.list(topic)
         cluster.transactions.producers([(topic, 0), (topic, 1)])
         end(cluster, state, commit=False)

@@ -33,7 +33,6 @@ SAFE_DOWNGRADE, UPGRADE = 2, 1
 
 @pytest.fixture
 def cluster(stoppable: OwnCluster, cluster_at: Any) -> Iterator[Any]:
-    """The broker that may be killed."""
     cluster = cluster_at(stoppable.bootstrap_servers)
     yield cluster
     cluster.close()
@@ -41,10 +40,9 @@ def cluster(stoppable: OwnCluster, cluster_at: Any) -> Iterator[Any]:
 
 @pytest.mark.exhaustive
 def test_commit_after_the_brokers_timeout(cluster: Any, topic: str) -> None:
-    """A transaction that the broker timed out is refused permanently, hidden, and its producer fenced."""
     zombie = cluster.open(topic, topic, VALUES, transaction_timeout_ms=10_000)
-    opened = cluster.transactions.describe([topic])[topic]
-    cluster.wait_until(lambda: cluster.transactions.describe([topic])[topic].state == "CompleteAbort")
+    opened = cluster.state(topic)
+    cluster.wait_until(lambda: cluster.state(topic).state == "CompleteAbort")
     for _ in range(3):
         answer = cluster.transactions.end_until_answered(topic, opened.producer_id, opened.epoch, commit=True)
         assert answer is EndAnswer.REFUSED
@@ -64,9 +62,8 @@ def is_committed(hasty: Transactions, topic: str, opened: TransactionState) -> b
 
 @pytest.mark.exhaustive
 def test_a_broker_that_dies(stoppable: OwnCluster, cluster: Any, topic: str) -> None:
-    """Without a broker every question fails in time and says what to do; the same object goes on once it is back."""
     cluster.open(topic, topic, VALUES)
-    opened = cluster.transactions.describe([topic])[topic]
+    opened = cluster.state(topic)
     hasty = Transactions(cluster.config, timeout_ms=1_000)
     stoppable.broker.kill()
     for ask in (
@@ -98,9 +95,8 @@ TOO_OLD = pytest.raises(ConfigError, match=r"upgrade --feature transaction.versi
 
 @pytest.mark.exhaustive
 def test_a_cluster_of_an_older_transaction_version(cluster: Any, topic: str) -> None:
-    """Where ending a transaction would not fence its producer, nothing is ended; the error says how to upgrade."""
     cluster.open(topic, topic, VALUES)
-    opened = cluster.transactions.describe([topic])[topic]
+    opened = cluster.state(topic)
     set_transaction_version(cluster, 1, SAFE_DOWNGRADE)
     try:
         assert cluster.transactions.transaction_version() == 1
@@ -116,7 +112,7 @@ def test_a_cluster_of_an_older_transaction_version(cluster: Any, topic: str) -> 
 
 
 def set_transaction_version(cluster: Any, version: int, upgrade_type: int) -> None:
-    wire = Wire(cluster.config, timeout_ms=30_000)
+    wire = Wire(cluster.config, timeout_ms=LIMIT_S * 1000)
     update = UpdateFeaturesRequest.FeatureUpdateKey(
         feature="transaction.version", max_version_level=version, upgrade_type=upgrade_type
     )
@@ -127,8 +123,7 @@ def set_transaction_version(cluster: Any, version: int, upgrade_type: int) -> No
 
 
 class MovingCoordinator(Wire):
-    """Of brokers 1 and 2 the first keeps every id, until it is asked to end a transaction: it answers with *code*, and
-    from then on the second does."""
+    """Broker 1 keeps every id until it is asked to end a transaction: it answers *code*; then broker 2 does."""
 
     def __init__(self, code: int) -> None:
         super().__init__(ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), timeout_ms=10_000, sleep=lambda _: None)
@@ -173,8 +168,6 @@ MOVES = {14: "loads", 15: "is not available", 16: "is another one"}
 
 @pytest.mark.parametrize("code", MOVES, ids=MOVES.values())
 def test_a_coordinator_that_moves(code: int) -> None:
-    """It is looked for again, and asked the very same, with the same producer id and epoch; meanwhile nothing counts as
-    committed, refused or unknown."""
     wire = MovingCoordinator(code)
     transactions, ending = asking(wire), Ending("eo:p:out:0:1.0:0", 7, 3)
     assert transactions.end_all([ending], commit=True) == [EndAnswer.BUSY]

@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from waiting import flushed
 
-from exactlyonce.checkpoint.commits.of_stores import in_order
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks import FileSink
 from exactlyonce.sinks.committer import CommitterContext
@@ -91,15 +91,6 @@ class Target:
         return [json.loads(path.read_text()) for path in sorted(self.root.glob("ledger/*/*/*/*.json"))]
 
 
-def flushed(writer: SinkWriter, checkpoint: int, limit_s: float = 60.0) -> FlushedInterval:
-    for _ in range(round(limit_s / 0.05)):
-        found = writer.take_flushed(checkpoint)
-        if found is not None:
-            return found
-        writer.poll(0.05)
-    raise AssertionError(f"checkpoint {checkpoint} was not flushed within {limit_s} s")
-
-
 def stage(opened: Opened, checkpoint: int, records: Sequence[Any]) -> FlushedInterval:
     if records:
         opened.writer.write(opened.encoder.encode(records))
@@ -124,7 +115,6 @@ def make_target(tmp_path: Path) -> Iterator[Callable[..., Target]]:
 
 @pytest.fixture(params=["renameat2", "link"])
 def renaming(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of renaming without overwriting."""
     if request.param == "link":
         monkeypatch.setattr(folders, "_renameat2", lambda old, new: False)
 
@@ -142,13 +132,3 @@ def totals() -> Callable[..., list[Total]]:
 @pytest.fixture(name="stage")
 def _stage() -> Callable[..., FlushedInterval]:
     return stage
-
-
-@pytest.fixture(name="flushed")
-def _flushed() -> Callable[..., FlushedInterval]:
-    return flushed
-
-
-@pytest.fixture(name="in_order")
-def _in_order() -> Callable[..., Sequence[StoreCommittable]]:
-    return lambda *committables: in_order(committables, {}, {})

@@ -16,7 +16,6 @@ from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 def test_an_entry_lists_the_files_of_its_committable(target, totals) -> None:
-    """An entry of the ledger says which files were published, with their rows, sizes and hashes."""
     committer = target.led(4)
     committer.commit(target.staged(3, totals(1, 2)), 4, ORIGIN)
     (entry,) = target.entries()
@@ -66,7 +65,6 @@ def test_renaming_never_overwrites(tmp_path, content) -> None:
 
 @pytest.mark.usefixtures("renaming")
 def test_a_half_published_committable_is_finished(make_target, totals, stage, monkeypatch) -> None:
-    """Files that were published before a crash count; those that were not follow, and then the entry is written."""
     target = make_target(roll_bytes=1 << 10)
     target.led()
     opened = target.open()
@@ -184,7 +182,6 @@ def test_a_folder_of_a_partition_that_is_a_file_is_an_error(make_target, totals)
 
 
 def test_staged_files_do_not_grow_over_crashed_incarnations(target, totals, monkeypatch) -> None:
-    """Fifty lives that end before a checkpoint leave no more behind than one, and what was decided is kept for all."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # processes end here, not machines
     target.led()
     decided = target.staged(1, totals(1))
@@ -217,7 +214,6 @@ def test_cleaning_removes_entries_that_were_being_written(target) -> None:
 
 
 def test_a_zombie_writer_adds_to_a_folder_that_is_being_removed(target, totals, monkeypatch) -> None:
-    """A folder that is not empty when it is to go stays until the next time."""
     target.led(1)
     target.staged(1, totals(1))
     (name,) = target.waiting()

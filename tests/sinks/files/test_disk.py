@@ -22,7 +22,6 @@ _READ_ONLY_NOW = 33
 
 
 def test_a_folder_is_made_where_its_parent_is(target) -> None:
-    """The check makes the folder, and finds it the next time; nothing that a reader sees is left behind."""
     for _ in range(2):
         target.committer().check()
     assert os.listdir(target.folder) == [".exactlyonce"]
@@ -89,7 +88,6 @@ def as_nobody(function: Callable[[], object]) -> str:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without rights")
 def test_a_right_that_is_missing_is_named(target, totals) -> None:
-    """A user who may not write there is told which, at the check and at the commit."""
     for path in [target.folder.parent, *list(target.folder.parent.parents)[:3]]:
         path.chmod(path.stat().st_mode | 0o055)
     target.folder.mkdir()
@@ -114,7 +112,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_waited_for_by_the_commit(small_disk, make_target, totals) -> None:
-    """A commit that finds the disk full loses nothing, says what to do, and succeeds when there is room."""
     target = make_target(partition_by=("customer",))
     target.folder.symlink_to(small_disk)
     committer = target.led()

@@ -80,8 +80,6 @@ def decided(make_target, totals, stage):
 
 
 def as_new_leader(target, committable, totals) -> Callable[[], None]:
-    """A new life: it raises the fence, finishes what was decided, cleans, and commits what comes next."""
-
     def run() -> None:
         committer = target.led(2)
         committer.commit(committable, 2, ORIGIN)
@@ -94,8 +92,6 @@ def as_new_leader(target, committable, totals) -> Callable[[], None]:
 @pytest.mark.exhaustive(but=["renameat2-commit", "link-commit", "renameat2-fence"])
 @pytest.mark.parametrize("action", ["commit", "fence"])
 def test_a_zombie_is_overtaken_at_any_step(decided, totals, stepper, renaming, action) -> None:
-    """A new leader that does all of its work at any step of a zombie's commit, or fence, ends with each row once; the
-    zombie does nothing behind it."""
     for step in range(200):
         target, committable = decided()
         zombie = target.led(1)
@@ -124,9 +120,7 @@ FAR = SHARD * (SHARDS_KEPT + 1)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
 def test_a_zombie_makes_an_entry_that_is_gone(make_target, totals, stepper, renaming, delivery) -> None:
-    """At any step of a zombie's commit a new leader may come so far that its entry goes, and readers may have taken its
-    files: whatever the zombie does then, rows come once (or, at most once, not at all), the position is the new
-    leader's, and the name goes again."""
+    """Whatever it does, rows come once, or perhaps not at all at most once; the position is the new leader's."""
     made_again = 0
     for step in range(200):
         target = make_target(delivery=delivery)
@@ -162,7 +156,6 @@ def test_a_zombie_makes_an_entry_that_is_gone(make_target, totals, stepper, rena
 
 
 def test_the_ledger_does_not_grow_without_end(make_target, totals) -> None:
-    """Entries of the newest thousands stay, older ones go, of each subtask by itself; what they said is known."""
     target = make_target()
     committer, previous = target.led(1), 0
     other = target.staged(1, totals(0), subtask=1)
@@ -240,7 +233,6 @@ def test_two_crashes_at_any_step_are_finished(decided, totals, stepper) -> None:
 
 @pytest.mark.exhaustive
 def test_a_process_that_is_killed_at_any_step_is_finished(decided, stepper) -> None:
-    """SIGKILL at any step of a commit, which runs no clean-up, leaves what the next life finishes."""
     for step in range(200):
         target, committable = decided()
         committer = target.led(1)
@@ -260,7 +252,6 @@ def test_a_process_that_is_killed_at_any_step_is_finished(decided, stepper) -> N
 
 
 def test_at_most_once_loses_what_a_crash_cuts_off(make_target, totals, stage, stepper) -> None:
-    """With delivery="at_most_once" a crash at any step loses rows or none, and none twice; some do lose."""
     found = set()
     for step in range(200):
         target = make_target(delivery="at_most_once", roll_bytes=1 << 10)

@@ -73,7 +73,6 @@ ROW = Everything(
 
 
 def test_every_type_comes_back(make_target, stage) -> None:
-    """What was written is read with its values and types: nothing is rounded, cut or moved to another time."""
     target = make_target(Everything, format="parquet")
     committable = stage(target.open() if target.led() else None, 1, [ROW]).staged.committable
     target.committer().commit(committable, 1, ORIGIN)
@@ -93,7 +92,6 @@ def test_every_type_comes_back(make_target, stage) -> None:
 
 
 def test_readers_see_partitions_as_columns(make_target, stage) -> None:
-    """A reader that knows Hive's folders has the fields of their names again, and sees nothing that is hidden."""
     target = make_target(Line, format="parquet", partition_by=("article",))
     target.led()
     records = [Line(name, count) for count, name in enumerate(["a/b", "ü %", "x=1", "a/b"])]
@@ -139,7 +137,6 @@ class One(msgspec.Struct):
     ],
 )
 def test_a_value_that_does_not_fit_is_the_records_fault(type_: Any, value: Any, reason: str) -> None:
-    """A value that a column cannot hold is refused when it is encoded, by the name of its field."""
     record = msgspec.defstruct("Made", [("it", type_)])
     with pytest.raises((ValueError, TypeError), match=rf"^it: .*{reason}"):
         Parquet(columns_of(record)).encode([[record(value)]])

@@ -70,7 +70,6 @@ def test_problems_say_what_is_wrong(options: dict[str, Any], problem: str) -> No
     ],
 )
 def test_types_that_a_format_cannot_hold_are_problems(type_: Any, options: dict[str, Any], problem: str | None) -> None:
-    """Parquet needs fields with types that it has; a line takes whatever JSON does."""
     sink: FileSink[Any] = FileSink("/data/totals", **options)
     found = list(sink.problems(type_))
     assert (problem in found[0] and len(found) == 1) if problem else not found
@@ -83,7 +82,6 @@ class Tagged(msgspec.Struct, tag_field="kind", tag="tagged"):
 
 @pytest.mark.parametrize("partition_by", [(), ("customer",)])
 def test_a_line_has_the_tag_of_its_record(make_target, stage, partition_by: tuple[str, ...]) -> None:
-    """A Struct's tag is in its line, also where fields of it are in the folder's name."""
     target = make_target(Tagged, partition_by=partition_by)
     target.led()
     committable = stage(target.open(), 1, [Tagged("ann", 1)]).staged.committable

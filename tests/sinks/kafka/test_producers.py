@@ -51,8 +51,7 @@ def test_a_dropped_producer_is_freed_at_once(
 
 
 def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody sees them before their checkpoint completes; a user's setting counts more, by either of its names, and
-    without a transaction the library's own default does."""
+    """Nobody sees them before their checkpoint completes. The user's setting wins, by either of its names."""
     made: list[dict[str, Any]] = []
 
     def make(settings: dict[str, Any]) -> Any:

@@ -62,7 +62,6 @@ def test_keys_and_headers_come_from_functions() -> None:
 
 
 def test_a_record_brings_its_own_key_and_headers() -> None:
-    """A Record is written as its value under its key; so a tombstone can have one."""
     encoder = KafkaSink("t").encoder(Record[Total | None])
     records = [Record(ann, key="ann", headers=(("v", b"1"),)), Record(None, key="bob")]
     assert list(encoder.values(records)) == [b'{"customer":"ann","sum":1}', None]
@@ -92,7 +91,6 @@ def test_a_key_that_is_given_wins_over_the_records() -> None:
     ids=repr,
 )
 def test_how_a_key_is_written(key: object, encoded: bytes | None) -> None:
-    """str is UTF-8, bytes pass, None is null, and all else is JSON in one order."""
     assert encode_key(key) == encoded
 
 
@@ -118,7 +116,6 @@ def test_headers_that_are_none_are_refused(headers: Any, why: str) -> None:
 
 
 def test_headers_may_be_text_and_any_sequence() -> None:
-    """Text is written in UTF-8, a member of an enumeration as its text; None is a header without a value."""
     given: list[Any] = [[["a", "ä"]], (("b", None),), iter([(Size.SMALL, Size.SMALL)]), []]
     sink: KafkaSink[int] = KafkaSink("t", headers=given.__getitem__)
     made = sink.encoder(int).headers(range(4))
@@ -168,7 +165,6 @@ def test_a_reader_that_is_gone_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_print_sink_prints_and_is_not_transactional(capsys: pytest.CaptureFixture[str]) -> None:
-    """It writes the repr of any record after its prefix, and no checkpoint commits it."""
     sink = PrintSink("total: ")
     context: Any = SimpleNamespace(sink="show")
     writer, encoder = sink.open_writer(context)

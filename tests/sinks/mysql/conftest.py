@@ -26,15 +26,13 @@ def stores(mariadb: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
     made: list[MySQLStore] = []
 
-    def make(
-        type_: Any, table: str = "totals", *, dsn: str = "", timeout_s: float = 30.0, **options: Any
-    ) -> MySQLStore:
+    def make(type_: Any, table: str = "totals", *, dsn: str = "", **options: Any) -> MySQLStore:
         variable = f"DSN_{len(made)}"
         monkeypatch.setenv(variable, dsn or mariadb.dsn)
         sink = MySQLSink[Any](table, dsn=f"env:{variable}", **options)
         assert list(sink.problems(type_)) == []
         fields = row_fields(type_, sink.mode, sink.key)
-        made.append(MySQLStore(table, fields, **sink._options(), timeout_s=timeout_s))
+        made.append(MySQLStore(table, fields, **sink._options()))
         return made[-1]
 
     yield make

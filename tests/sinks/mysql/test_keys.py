@@ -37,7 +37,6 @@ def table(charset: str, key: tuple[str, ...]) -> str:
 def test_a_key_finds_its_row_in_every_character_set(
     mariadb: Any, stores: Stores, charset: str, key: tuple[str, ...]
 ) -> None:
-    """An upsert changes the row of its key, a delete removes it and no other, one at a time or many at once."""
     mariadb.sql(table(charset, key))
     texts = TEXTS.get(charset, [*LATIN, "Ω"])
     upserts, deletes = stores(Total, mode="upsert", key=key), stores(Total, mode="delete", key=key)
@@ -58,7 +57,6 @@ def test_a_key_finds_its_row_in_every_character_set(
 @pytest.mark.parametrize("count", [1, 2, DELETED_AT_ONCE])
 @pytest.mark.parametrize("charset", ["utf8mb4", "latin1"])
 def test_a_delete_by_two_columns_reads_the_index(mariadb: Any, stores: Stores, charset: str, count: int) -> None:
-    """The server looks up the keys of a statement one by one, and does not read the table."""
     mariadb.sql(table(charset, ("name", "shop")))
     rows = [Total(f"é{n}", n % 7, n) for n in range(5_000)]
     put(stores(Total), *rows)

@@ -9,8 +9,6 @@ from table_contract import DSN, OnMySQL
 
 
 class OnMariaDB(OnMySQL):
-    """Its database is empty; who writes has a password."""
-
     secret = "s3cret-0f-the-writer"
 
     @pytest.fixture(autouse=True)

@@ -23,8 +23,6 @@ class OneDatabase:
 
 
 class OnOneDatabase(OnPostgres):
-    """It is empty, on a server that all tests share."""
-
     secret = PASSWORD
 
     @pytest.fixture(autouse=True)

@@ -26,7 +26,6 @@ QUICK = Limits(answer=30, lock=0.3, grace=0.3)
 
 @pytest.fixture
 def proxy(database: Database) -> Iterator[StatementProxy]:
-    """A proxy, which the stores go through that connect while `through` is called."""
     made = StatementProxy(database.server.port)
     yield made
     made.close()
@@ -74,8 +73,6 @@ class Applying:
 
 @pytest.mark.parametrize("mode", ["append", "upsert", "delete"])
 def test_a_zombie_in_the_middle_of_its_copy(database: Database, mode: str) -> None:
-    """A fence does not wait without end for an apply of an older incarnation that stands still: its session is ended,
-    its rows are gone, and it learns that it is fenced."""
     zombie = database.ready(mode=mode, key=key_of(mode))
     waiting = chunks(zombie, [Total(f"c{number}", number) for number in range(1000)])
     applying = Applying(zombie, waiting, 1)
@@ -89,7 +86,6 @@ def test_a_zombie_in_the_middle_of_its_copy(database: Database, mode: str) -> No
 
 
 def test_an_apply_that_is_under_way_is_waited_for(database: Database) -> None:
-    """A fence lets an apply end that goes on, and then counts it."""
     old = database.ready()
     applying = Applying(old, chunks(old, [Total("ann", 1), Total("bob", 2)], rows=1), 1)
     threading.Timer(0.5, applying.chunks.goes_on.set).start()
@@ -99,7 +95,6 @@ def test_an_apply_that_is_under_way_is_waited_for(database: Database) -> None:
 
 
 def test_a_zombie_that_fences_does_not_end_the_sessions_of_the_newer_one(database: Database) -> None:
-    """An older incarnation sees at once that it is fenced, also while the newer one writes."""
     new = database.ready(incarnation=2)
     applying = Applying(new, chunks(new, [Total("ann", 1), Total("bob", 2)], rows=1), 1, incarnation=2)
     with pytest.raises(Fenced):
@@ -108,7 +103,6 @@ def test_a_zombie_that_fences_does_not_end_the_sessions_of_the_newer_one(databas
 
 
 def test_a_fence_ends_no_sessions_of_other_sinks(database: Database) -> None:
-    """What another sink or pipeline writes into the same ledger goes on undisturbed, and is not waited for."""
     other, mine = database.ready(), database.ready(limits=QUICK)
     other.fence("q", "s", 1, ORIGIN)
     waiting = chunks(other, [Total("ann", 1), Total("bob", 2)], rows=1)
@@ -119,8 +113,6 @@ def test_a_fence_ends_no_sessions_of_other_sinks(database: Database) -> None:
 
 
 def test_two_that_fence_at_once(database: Database) -> None:
-    """Of incarnations that begin at the same time, on a ledger without a row of the sink, the newest is the one that
-    may write; an older one succeeded before it, or is fenced."""
     database.store().check()
     outcomes: dict[int, Any] = {}
 
@@ -142,7 +134,6 @@ def test_two_that_fence_at_once(database: Database) -> None:
 
 
 def test_two_that_begin_at_once(database: Database) -> None:
-    """Stores that check and fence at the same time, where there is no table and no ledger yet, all succeed."""
     failed: list[BaseException] = []
 
     def begin(number: int) -> None:

@@ -13,24 +13,6 @@ from postgres_rows import ORIGIN, Database, Total, chunks, entry
 from table_keys import key_of
 
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks.write_ahead.store import LedgerBehind
-
-
-def test_a_restored_ledger_is_told_by_its_numbers(database: Database) -> None:
-    """After the database was restored a fence returns the older numbers; a run that goes on meanwhile is refused."""
-    store = database.ready()
-    for checkpoint in (1, 2):
-        assert store.apply(chunks(store, [Total("ann", checkpoint)]), entry(checkpoint))
-    database.execute("UPDATE exactlyonce_ledger SET checkpoint = 1 WHERE subtask = 0")
-    for found, row in ((1, entry(3, previous=2)), (0, entry(3, previous=2, subtask=1))):
-        with pytest.raises(LedgerBehind) as behind:
-            store.apply(chunks(store, [Total("ann", 3)]), row)
-        assert behind.value.args == (found,)
-    assert database.store().fence("p", "s", 2, ORIGIN) == {0: 1}
-    database.execute("DELETE FROM exactlyonce_ledger")
-    with pytest.raises(StoreError, match=r"has no row of sink 's', pipeline 'p'.* the database was restored"):
-        database.store().apply([], entry(3, incarnation=2))
-    assert database.totals() == [("ann", 1), ("ann", 2)]
 
 
 class Other(msgspec.Struct):
@@ -41,7 +23,6 @@ class Other(msgspec.Struct):
 
 
 def test_rows_of_other_columns_are_not_mistaken(database: Database) -> None:
-    """Rows that were encoded for another type, mode or key are refused, and none of their chunk is written."""
     store = database.ready()
     database.execute("ALTER TABLE totals ADD COLUMN euros bigint NOT NULL DEFAULT 0")
     database.execute("ALTER TABLE totals ALTER COLUMN cents SET DEFAULT 0")
@@ -117,7 +98,6 @@ class Lasting(msgspec.Struct, frozen=True):
 
 @pytest.mark.parametrize("type_", ["interval(0)", "interval hour to minute"])
 def test_an_interval_that_is_cut_while_rows_wait(database: Database, type_: str) -> None:
-    """A span that the column would round or cut is refused."""
     store = database.ready(Lasting)
     waiting = chunks(store, [Lasting("ann", timedelta(seconds=1.25))])
     database.execute(f"ALTER TABLE totals ALTER COLUMN lasts TYPE {type_}")
@@ -142,7 +122,6 @@ def test_a_table_that_leaves_its_ledger_is_not_followed(database: Database) -> N
 
 @pytest.mark.parametrize("table", ['we"ird Näme; DROP TABLE x--', "select", "a%sb{c}"])
 def test_names_are_quoted(database: Database, table: str) -> None:
-    """A table, schema, pipeline and sink of any name are written to, and nothing else happens."""
     database.execute('CREATE SCHEMA "my.%s schema{}"')
     for mode in ("append", "upsert", "delete"):
         store = database.store(table=table + mode, schema="my.%s schema{}", mode=mode, key=key_of(mode))
@@ -154,7 +133,6 @@ def test_names_are_quoted(database: Database, table: str) -> None:
 
 
 def test_a_table_in_a_schema(database: Database) -> None:
-    """The name "schema.table" is looked for there, and the ledger is beside the table."""
     database.execute("CREATE SCHEMA shop")
     store = database.ready(table="shop.totals")
     assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
@@ -163,7 +141,6 @@ def test_a_table_in_a_schema(database: Database) -> None:
 
 
 def test_a_table_that_was_dropped(database: Database) -> None:
-    """It is not made anew while the ledger has rows of the sink; it is for another one, and for a weaker delivery."""
     store = database.ready()
     assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
     database.execute("DROP TABLE totals")

@@ -39,7 +39,6 @@ def test_the_longest_names_fit() -> None:
 
 
 def test_owners_are_told_apart() -> None:
-    """By pipeline, sink and place, also where the readable part is the same."""
     of = [("p", "s", "x"), ("p", "s", "y"), ("p", "t", "x"), ("q", "s", "x"), ("p.s", "", "x"), (LONG, "s", "x"),
           (LONG + "2", "s", "x")]  # fmt: skip
     assert len({owner_of(*each, 40) for each in of}) == len(of)

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 from redis_server import RedisServer
+from table_contract import Counted, OnServer
 
 from exactlyonce.sinks import RedisSink
-from exactlyonce.testing.sink_contract import StoreContract
 
 
-class Counted(msgspec.Struct):
-    number: int
-    version: int
-    note: str = ""
-
-
-class OnRedis(StoreContract):
-    type = Counted
+class OnRedis(OnServer):
     awkward = (Counted(1, 2, 'line\nfeed, "quoted" \\ \0 é'), Counted(2, -(2**63), ""))
-    server: RedisServer
 
     @pytest.fixture(autouse=True)
     def _server(self, server: RedisServer) -> None:
         self.server = server
 
-    def record(self, number: int, version: int = 0) -> Counted:
-        return Counted(number, version)
+    def backup(self) -> Callable[[], None]:
+        client = self.server.client
+        kept = {key: client.dump(key) for key in client.scan_iter()}
 
-    @contextmanager
-    def unavailable(self) -> Iterator[None]:
-        self.server.kill()
-        try:
-            yield
-        finally:
-            self.server.start()
+        def restore() -> None:
+            client.flushall()
+            for key, value in kept.items():
+                client.restore(key, 0, value)
+
+        return restore
 
     def cut(self) -> None:
         self.server.client.client_kill_filter(_type="normal", skipme=True)

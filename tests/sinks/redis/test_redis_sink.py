@@ -80,7 +80,6 @@ def test_what_is_right_has_no_problem(options: dict[str, Any]) -> None:
     ids=str,
 )
 def test_what_is_wrong_is_said(options: dict[str, Any], problem: str) -> None:
-    """Each problem names the argument and what it may be; none shows the URL."""
     found = problems(**options)
     assert any(problem in each for each in found), found
     assert "c4nary" not in str(found)
@@ -92,7 +91,6 @@ def test_it_tells_no_secret() -> None:
 
 
 def test_what_it_is() -> None:
-    """Kind and encoding, which tell two sinks apart; where the server is does not."""
     described = RedisSink(URL, key=key_of).describe(Total)
     assert described["sink"] == "redis"
     assert described == RedisSink("env:OTHER", key=str).describe(Total)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-import time
+import socket
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 import redis
 import refusing
-from redis_rows import LEDGER, Total, begun, chunks_of, entry, hasty, store_of, totals
+from redis_rows import LEDGER, Total, begun, chunks_of, entry, limit, store_of, totals
 from redis_server import RedisServer
+from waiting import until
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.sinks.redis.scripts import KINDS
@@ -70,10 +72,10 @@ def test_a_place_that_is_not_there(server: RedisServer) -> None:
 
 
 def test_a_server_that_is_away(own_server: Own) -> None:
-    """Refused, killed, paused: it is unavailable, and nothing hangs."""
     server = own_server()
     begun(store_of(server.url))
-    store = hasty(store_of(server.url), 0.3)
+    store = store_of(server.url)
+    limit(store, 0.3)
     server.kill()
     for _ in range(2):
         refused(store.check, StoreUnavailable, "Nothing is lost; it is tried again")
@@ -106,14 +108,12 @@ def test_the_rights_of_the_page_are_enough(server: RedisServer, kind: Any) -> No
      ("string", "info")],
 )  # fmt: skip
 def test_a_right_that_is_missing(server: RedisServer, kind: Any, missing: str) -> None:
-    """The check names it, before anything is written."""
     store = store_of(with_user(server, *(right for right in ALLOWED if right != f"+{missing}"), "~*"), kind=kind)
     assert re.search(rf"\b{missing}\b", refused(store.check, StoreError, "NOPERM", "ACL SETUSER"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_that_is_not_allowed(server: RedisServer, kind: Any) -> None:
-    """Among keys that are: none of them is written."""
     store = begun(store_of(with_user(server, *ALLOWED, "~total:a*", "~exactlyonce_ledger:*"), kind=kind))
     store.check()
     waiting = chunks_of(store, [Total("ann", 1), Total("bob", 1)])
@@ -141,7 +141,6 @@ def test_a_server_that_may_lose_rows(
     own_server: Own, settings: dict[str, str], options: dict[str, Any], texts: tuple[str, ...], better: str,
     accepted: dict[str, Any],
 ) -> None:  # fmt: skip
-    """One that evicts any key, has no log, or never waits for its disk is refused, unless nothing has to last."""
     server = own_server(**settings)
     refused(store_of(server.url, **options).check, StoreError, *texts)
     if better:
@@ -204,13 +203,12 @@ def test_a_value_longer_than_the_server_takes(server: RedisServer) -> None:
 
 
 def test_a_replica(own_server: Own, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check asks for the primary; one that becomes a replica during a run is waited for, and the URL read again."""
     primary, replica = own_server(), own_server()
     begun(store_of(primary.url))
     monkeypatch.setenv("THE_REDIS", replica.url)
     store = begun(store_of("env:THE_REDIS"))
     store.check()
-    replica.client.replicaof("127.0.0.1", primary.port)
+    replica.client.replicaof("127.0.0.1", replica.bus_port)  # nobody's: what a primary sends would have to be loaded
     said = "is a replica now: a failover is under way"
     refused(lambda: store.apply([], entry(1)), StoreUnavailable, said)
     refused(store_of(replica.url).check, StoreError, "Give the address of the primary")
@@ -219,15 +217,31 @@ def test_a_replica(own_server: Own, monkeypatch: pytest.MonkeyPatch) -> None:
     assert primary.client.exists(LEDGER)
 
 
+def play_a_replica(listener: socket.socket) -> None:
+    """A server that takes everything but WAITAOF, as one from 7.2 on that became a replica after the rows."""
+    connection, _ = listener.accept()
+    with connection, connection.makefile("rwb", buffering=0) as stream:
+        while count := stream.readline()[1:]:
+            words = [stream.read(int(stream.readline()[1:]) + 2) for _ in range(int(count))]
+            no = b"-ERR WAITAOF cannot be used with replica instances. Please also note that writes to replicas are\r\n"
+            stream.write(no if words[0] == b"WAITAOF\r\n" else b"+OK\r\n")
+
+
+def test_a_primary_that_is_a_replica_by_the_time_the_disk_has_the_rows() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=play_a_replica, args=(listener,), daemon=True).start()
+        store = store_of(f"redis://127.0.0.1:{listener.getsockname()[1]}")
+        refused(lambda: store.write([]), StoreUnavailable, "is a replica now: a failover is under way")
+        store.close()
+
+
 def test_a_disk_that_cannot_be_written(own_server: Own) -> None:
-    """MISCONF: nothing is written, and the error says that the server's disk is the matter."""
     server = own_server(save="3600 1", appendonly="no")
     store = begun(store_of(server.url, durable=False, kind="stream"))
     (server.folder / "dump.rdb").mkdir()
     server.client.set("a", 1)
     server.client.bgsave()
-    while server.client.info("persistence")["rdb_last_bgsave_status"] == "ok":
-        time.sleep(0.02)
+    until(lambda: server.client.info("persistence")["rdb_last_bgsave_status"] != "ok")
     waiting = chunks_of(store, totals(3))
     refused(lambda: store.apply(waiting, entry(1)), StoreUnavailable, "it cannot write to its disk")
     assert sorted(server.client.keys()) == ["a", LEDGER]
@@ -276,8 +290,8 @@ def test_a_server_that_loads_its_data(own_server: Own, durable: bool) -> None:
     store = store_of(server.url, durable=durable)
     store.write(chunks_of(store, totals(3_000)))
     server.client.bgrewriteaof() if durable else server.client.bgsave()
-    while any(server.client.info("persistence")[f"{kind}_in_progress"] for kind in ("rdb_bgsave", "aof_rewrite")):
-        time.sleep(0.02)
+    written = ("rdb_bgsave_in_progress", "aof_rewrite_in_progress")
+    until(lambda: not any(server.client.info("persistence")[name] for name in written))
     server.kill()
     server.settings |= {"key-load-delay": "10000", "loading-process-events-interval-bytes": "1024"}
     server.launch()

@@ -45,7 +45,6 @@ def store_of(store: str) -> Store:
 
 
 def apply_all(store: Store, incarnation: int, checkpoints: int) -> None:
-    """From the ledger on, in order of the checkpoints."""
     store.check()
     ledger = store.fence("p", "s", incarnation, "origin")
     print("fenced", flush=True)

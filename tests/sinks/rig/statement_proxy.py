@@ -28,11 +28,9 @@ class StatementProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def meet(self, words: str, fate: Fate) -> None:
-        """The next statement with *words* has this fate."""
         self._armed = words.encode(), fate
 
     def release(self) -> None:
-        """Let the statement that is late reach the server."""
         self._released.set()
         self.await_landed()
 

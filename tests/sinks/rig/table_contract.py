@@ -1,4 +1,4 @@
-"""The contract of a store, of tables of PostgreSQL and of MySQL: what a server has to be able to do for it."""
+"""The contract of a store on a server, and of tables of PostgreSQL and of MySQL: what the server has to do for it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,25 @@ class Counted(msgspec.Struct):
     note: str = ""
 
 
-class OnTable(StoreContract):
+class OnServer(StoreContract):
+    type = Counted
+    server: Any
+
+    def record(self, number: int, version: int = 0) -> Counted:
+        return Counted(number, version)
+
+    @contextmanager
+    def unavailable(self) -> Iterator[None]:
+        self.server.kill()
+        try:
+            yield
+        finally:
+            self.server.start()
+
+
+class OnTable(OnServer):
     """A table `counted`, and the ledger beside it, on `server`."""
 
-    type = Counted
     mode = "append"
     awkward = (Counted(1, 2, 'line\nfeed, "quoted" \\ \\N \t é'), Counted(2, -(2**63), ""))
     server: Server
@@ -50,19 +65,8 @@ class OnTable(StoreContract):
         key = ("number",) if self.mode == "upsert" else ()
         return self.table_sink(dsn=f"env:{DSN}", mode=self.mode, key=key, create=True)
 
-    def record(self, number: int, version: int = 0) -> Counted:
-        return Counted(number, version)
-
     def read(self) -> list[Any]:
         return [Counted(*row) for row in self.server.sql("SELECT number, version, note FROM counted")]
-
-    @contextmanager
-    def unavailable(self) -> Iterator[None]:
-        self.server.kill()
-        try:
-            yield
-        finally:
-            self.server.start()
 
     def backup(self) -> Callable[[], None]:
         kept = {name: self.server.sql(f"SELECT * FROM {name}") for name in ("counted", "exactlyonce_ledger")}

@@ -10,7 +10,6 @@ from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StoreError
 
 
 def test_the_last_row_of_a_key_wins(tables: Tables) -> None:
-    """Within a chunk, over chunks and over checkpoints, wide or narrow; a key in another case is another."""
     store = tables.ready("upsert")
     names = ["Ann", "ann", "bob", "x" * 200, *(["y" * 2500] if tables.name == "postgres" else [])]
     encoded = store.encoder().encode([Total(name, turn) for turn in range(300) for name in names])
@@ -21,7 +20,6 @@ def test_the_last_row_of_a_key_wins(tables: Tables) -> None:
 
 
 def test_an_upsert_of_nothing_but_a_key(tables: Tables) -> None:
-    """Where the key is all that a record has, a row that is there stays as it is."""
     store = tables.of(Total, create=True, mode="upsert", key=("cents", "customer"))
     store.check()
     rows = [Total("ann", 1), Total("ann", 1), Total("ann", 2)]
@@ -38,7 +36,6 @@ class Order(msgspec.Struct):
 
 @pytest.mark.parametrize("key", [("shop", "customer"), ("customer",), ("shop",)], ids="-".join)
 def test_a_delete_removes_the_rows_of_its_keys(tables: Tables, key: tuple[str, ...]) -> None:
-    """One key, or thousands, of one column or more; nothing else is removed, and what is not there is no error."""
     everything = [(n // 40, f"c{n}") for n in range(2000)]
     tables.sql("CREATE TABLE totals (shop bigint, customer varchar(20), note text)")
     tables.sql("CREATE INDEX by_key ON totals (shop, customer)")
@@ -59,21 +56,24 @@ def test_an_older_incarnation_is_told_which_has_taken_over(tables: Tables) -> No
         zombie.apply(tables.chunks(zombie), entry(1))
 
 
-# --- on MariaDB -------------------------------------------------------------------------------------------------------
-
 LEDGER_OF_MYISAM = """CREATE OR REPLACE TABLE exactlyonce_ledger (pipeline VARCHAR(9), sink VARCHAR(9), subtask INT,
 checkpoint BIGINT, incarnation BIGINT, origin VARCHAR(9), PRIMARY KEY (pipeline, sink, subtask)) ENGINE=MyISAM"""
 
 
-@on_mariadb
+GONE, DROPPED = "DELETE FROM exactlyonce_ledger", "DROP TABLE exactlyonce_ledger"
+
+
 @pytest.mark.parametrize(
-    ("statement", "said"),
+    ("tables", "statement", "said"),
     [
-        ("DELETE FROM exactlyonce_ledger", "has lost its rows of pipeline p, sink s, since this run began"),
-        ("DROP TABLE exactlyonce_ledger", "exactlyonce_ledger at .* is gone"),
-        (LEDGER_OF_MYISAM, "has the engine MyISAM; it is to be one of InnoDB"),
-        ("ALTER TABLE totals ENGINE=MyISAM", "table totals at .* has the engine MyISAM; it is to be one of InnoDB"),
+        ("postgres", GONE, "has no row of sink 's', pipeline 'p'.* the database was restored"),
+        ("postgres", DROPPED, "The ledger.* is gone. Restore it"),
+        ("mariadb", GONE, "has lost its rows of pipeline p, sink s, since this run began"),
+        ("mariadb", DROPPED, "exactlyonce_ledger at .* is gone"),
+        ("mariadb", LEDGER_OF_MYISAM, "has the engine MyISAM; it is to be one of InnoDB"),
+        ("mariadb", "ALTER TABLE totals ENGINE=MyISAM", "totals at .* has the engine MyISAM; it is to be"),
     ],
+    indirect=["tables"],
 )
 def test_a_ledger_lost_during_the_run_stops_it(tables: Tables, statement: str, said: str) -> None:
     """Without its rows, or the transactions that they stand on, nothing is written."""
@@ -84,9 +84,11 @@ def test_a_ledger_lost_during_the_run_stops_it(tables: Tables, statement: str, s
     assert tables.totals() == []
 
 
+# --- on MariaDB -------------------------------------------------------------------------------------------------------
+
+
 @on_mariadb
 def test_a_failure_leaves_neither_rows_nor_ledger(tables: Tables) -> None:
-    """What is no row undoes all of the apply; the next apply does it."""
     store = tables.ready("upsert")
     good, _ = tables.chunks(store)
     mark = good[: good.index(b"(")]
@@ -104,7 +106,6 @@ def test_a_failure_leaves_neither_rows_nor_ledger(tables: Tables) -> None:
 
 @on_mariadb
 def test_a_chunk_larger_than_a_packet_is_several_statements(tables: Tables) -> None:
-    """Rows go in as many statements as max_allowed_packet asks for; one that is no longer taken is named."""
     store = tables.ready()
     encoded = [b"".join(store.encoder().encode([Total("c" * 5000 + str(n), n) for n in range(400)]))]
     assert len(encoded[0]) > 1 << 20
@@ -123,7 +124,6 @@ def test_a_chunk_larger_than_a_packet_is_several_statements(tables: Tables) -> N
 
 @on_mariadb
 def test_a_zero_stays_zero_where_numbers_are_given_out(tables: Tables) -> None:
-    """In an AUTO_INCREMENT column 0 is written as 0, and not as the next number."""
     tables.sql("CREATE TABLE totals (cents INT AUTO_INCREMENT PRIMARY KEY, customer VARCHAR(20))")
     store = tables.ready()
     store.write(store.encoder().encode([Total("ann", 0), Total("bob", 5)]))

@@ -1,5 +1,4 @@
-"""Schedules that break a sink which trusts an answer, or its absence, on every server: the ledger decides in each.
-"""
+"""Schedules that break a sink which trusts an answer, or its absence, on every server: the ledger decides in each."""
 
 from __future__ import annotations
 
@@ -7,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from held_chunks import Held, until
+from held_chunks import Held
 from statement_proxy import Fate
 from table_stores import ORIGIN, TOTALS, Tables, entry, on_mariadb
+from waiting import until
 
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
@@ -17,7 +17,6 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_a_commit_whose_answer_is_lost_has_been_done(tables: Tables, mode: str) -> None:
-    """The server committed, the client was not told: the next apply finds it in the ledger, over a new connection."""
     store = tables.ready(mode, proxied=True)
     waiting = tables.chunks(store)
     tables.proxy.meet(tables.commit, Fate.ANSWER_LOST)
@@ -39,8 +38,7 @@ def test_a_commit_that_never_arrives_has_not_been_done(tables: Tables) -> None:
 
 
 def test_a_commit_that_lands_late_is_waited_for(tables: Tables, aside: Any) -> None:
-    """While a lost COMMIT is under way its ledger row is locked: whoever applies waits for it, or gives up; when it has
-    landed, the ledger says so."""
+    """Its ledger row is locked while it is under way: an apply waits for it, or gives up."""
     store = tables.ready(quick=True, proxied=True)
     waiting = tables.chunks(store)
     tables.proxy.meet(tables.commit, Fate.LATE)
@@ -50,59 +48,34 @@ def test_a_commit_that_lands_late_is_waited_for(tables: Tables, aside: Any) -> N
         with pytest.raises(StoreUnavailable, match=tables.locked):
             again.apply(waiting, entry(1))
     waiter = aside(tables.store().apply, waiting, entry(1))
-    until(tables.waits_for_a_lock)
+    tables.until_a_lock_is_waited_for()
     tables.proxy.release()
     assert waiter.result() is False
     assert not store.apply(waiting, entry(1))
     assert tables.totals() == TOTALS
 
 
-def test_a_server_killed_in_the_middle_has_nothing_of_it(tables: Tables) -> None:
-    store = tables.ready()
-    waiting = tables.chunks(store)
-
-    def killing() -> Iterator[bytes]:
-        yield waiting[0]
-        tables.kill()
-        yield waiting[1]
-
-    try:
-        with pytest.raises(StoreUnavailable, match=tables.killed) as error:
-            store.apply(killing(), entry(1))
-        assert "othing is lost" in str(error.value)
-        with pytest.raises(StoreUnavailable, match=r"cannot be reached"):
-            store.apply(waiting, entry(1))
-    finally:
-        tables.start()
-    assert tables.totals() == []
-    assert store.apply(waiting, entry(1))
-    assert not store.apply(waiting, entry(1))
-    assert tables.totals() == TOTALS
-
-
 def test_two_at_once_write_the_first_row_of_a_subtask(tables: Tables, aside: Any) -> None:
-    """Of two that apply one committable, where there is no row yet, one waits for the other, and finds it done."""
     one, other = tables.ready(), tables.store()
     waiting = tables.chunks(one)
     held = Held(waiting)
     first = aside(one.apply, held, entry(1))
     assert held.reached.wait(LIMIT_S)
     second = aside(other.apply, waiting, entry(1))
-    until(tables.waits_for_a_lock)
+    tables.until_a_lock_is_waited_for()
     held.goes_on.set()
     assert (first.result(), second.result()) == (True, False)
     assert tables.totals() == TOTALS
 
 
 def test_of_two_at_once_the_second_does_what_the_first_gave_up(tables: Tables, aside: Any) -> None:
-    """Where the one that came first fails in the middle, the one that waited writes the rows."""
     one, other = tables.ready(), tables.store()
     waiting = tables.chunks(one)
     held = Held([waiting[0], tables.spoilt])
     first = aside(one.apply, held, entry(1))
     assert held.reached.wait(LIMIT_S)
     second = aside(other.apply, waiting, entry(1))
-    until(tables.waits_for_a_lock)
+    tables.until_a_lock_is_waited_for()
     held.goes_on.set()
     assert second.result() is True
     assert isinstance(first.exception(), StoreError)
@@ -134,28 +107,9 @@ def test_a_fence_waits_for_a_commit_that_lands_late(tables: Tables, aside: Any) 
     with pytest.raises(StoreUnavailable):
         store.apply(waiting, entry(1))
     fenced = aside(tables.store().fence, "p", "s", 2, ORIGIN)
-    until(tables.waits_for_a_lock)
+    tables.until_a_lock_is_waited_for()
     tables.proxy.release()
     assert fenced.result() == {0: 1}
-    assert tables.totals() == TOTALS
-
-
-@on_mariadb
-def test_a_fence_waits_for_a_zombie_in_the_middle_of_its_rows(tables: Tables, aside: Any) -> None:
-    """An apply that began before the fence ends before it; one that begins after it is fenced."""
-    store = tables.ready()
-    held = Held(tables.chunks(store))
-    zombie = aside(store.apply, held, entry(1))
-    assert held.reached.wait(LIMIT_S)
-    with pytest.raises(StoreUnavailable, match="waited too long for a lock"):
-        tables.store(quick=True).fence("p", "s", 2, ORIGIN)
-    fenced = aside(tables.store().fence, "p", "s", 2, ORIGIN)
-    until(tables.waits_for_a_lock)
-    held.goes_on.set()
-    assert zombie.result() is True
-    assert fenced.result() == {0: 1}
-    with pytest.raises(Fenced):
-        store.apply(tables.chunks(store), entry(2))
     assert tables.totals() == TOTALS
 
 
@@ -176,13 +130,12 @@ def test_a_zombie_that_is_silent_is_ended_by_the_server(tables: Tables, aside: A
 
 @on_mariadb
 def test_an_apply_behind_a_fence_is_fenced(tables: Any, aside: Any) -> None:
-    """An apply that comes while a fence is under way waits for its end, and learns of the newer incarnation."""
     store = tables.ready()
     with tables.server.connection() as fence:
         fence.begin()
         fence.query("UPDATE exactlyonce_ledger SET incarnation = 2 WHERE subtask = -1")
         zombie = aside(store.apply, tables.chunks(store), entry(1))
-        until(tables.waits_for_a_lock)
+        tables.until_a_lock_is_waited_for()
         fence.commit()
     assert isinstance(zombie.exception(), Fenced)
     assert tables.totals() == []
@@ -190,7 +143,6 @@ def test_an_apply_behind_a_fence_is_fenced(tables: Any, aside: Any) -> None:
 
 @on_mariadb
 def test_many_at_once_apply_each_checkpoint_once(tables: Tables, aside: Any) -> None:
-    """Four appliers race through the same checkpoints of three subtasks: deadlocks are retried, nothing is doubled."""
     waiting = tables.chunks(tables.ready())
 
     def race() -> int:
@@ -212,8 +164,6 @@ def test_many_at_once_apply_each_checkpoint_once(tables: Tables, aside: Any) -> 
 
 @on_mariadb
 def test_a_paused_server_is_unavailable(tables: Any) -> None:
-    """A server that gives no sign of life does not hold a call for longer than its limit, connected or not; what it
-    had taken of an apply is rolled back, or waited for by the next one."""
     waiting = tables.chunks(tables.ready())
     middle, connected, new = (tables.store(quick=True) for _ in range(3))
     assert connected.apply(waiting, entry(1))
@@ -236,7 +186,6 @@ def test_a_paused_server_is_unavailable(tables: Any) -> None:
 
 @on_mariadb
 def test_a_connection_lost_while_idle_is_made_again(tables: Any) -> None:
-    """A connection that was killed, or that the server has closed, costs no apply."""
     store = tables.ready()
     waiting = tables.chunks(store)
     assert store.apply(waiting, entry(1))

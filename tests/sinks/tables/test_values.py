@@ -289,7 +289,6 @@ REFUSED: dict[str, list[tuple[Any, str, Any, str]]] = {
 
 
 def test_what_the_column_would_refuse_or_change_is_refused(tables: Tables) -> None:
-    """The error names the field, what is wrong with the value, and the column; the server is not asked."""
     if tables.name == "postgres":
         tables.sql(SIZES)
     for number, (type_, column, value, text) in enumerate(REFUSED[tables.name]):
@@ -322,7 +321,6 @@ ROUNDING = "which rounds: ALTER TABLE `totals` MODIFY `v` DOUBLE"
     indirect=["tables"],
 )  # fmt: skip
 def test_a_column_of_another_type(tables: Tables, type_: Any, column: str, wanted: str) -> None:
-    """It is an error of the check, which says what the column may be; where SQL is given, it works."""
     tables.sql(f"CREATE TABLE totals (v {column})")
     row = msgspec.defstruct("Row", [("v", type_)])
     with pytest.raises(StoreError, match=rf"column 'v' is .*{re.escape(wanted)}") as raised:
@@ -385,7 +383,6 @@ def test_the_columns_that_are_created(tables: Tables) -> None:
     ],
 )  # fmt: skip
 def test_a_key_that_is_too_long_for_an_index(tables: Tables, key: Any, fits: Any, refused: Any) -> None:
-    """A key longer than what a btree surely holds is an error of its record; one that is as long as may be goes in."""
     names = tuple("abc"[: len(key)])
     row: Any = msgspec.defstruct("Row", [*zip(names, key, strict=True), ("cents", int)])
     store = tables.of(row, create=True, mode="upsert", key=names)
@@ -399,7 +396,6 @@ def test_a_key_that_is_too_long_for_an_index(tables: Tables, key: Any, fits: Any
 
 @on_postgres
 def test_a_key_of_a_delete_may_be_of_any_length(tables: Tables) -> None:
-    """It needs no index, and finds what is there."""
     tables.sql("CREATE TABLE totals (customer text, cents bigint)")
     tables.sql("INSERT INTO totals SELECT string_agg(md5(n::text), ''), 1 FROM generate_series(1, 200) n")
     ((name, _),) = tables.totals()

@@ -50,13 +50,11 @@ class Topic:
 
 
 def writer() -> tuple[RowsWriter, Topic]:
-    """One of subtask 3, and where its blocks go."""
     topic = Topic()
     return RowsWriter("db", 3, topic), topic
 
 
 def test_an_interval_is_its_rows_in_order() -> None:
-    """The committable names blocks that hold them, once these are durable; the next interval begins behind them."""
     made, topic = writer()
     made.write([b"a\n", b"b\n"])
     made.write([b"c\n"])
@@ -92,7 +90,6 @@ def test_an_interval_without_rows_has_nothing_to_commit() -> None:
 
 
 def test_rows_go_as_they_come() -> None:
-    """Memory holds less than a block's worth, and a block holds whole rows, whatever their sizes."""
     made, topic = writer()
     row = b"x" * 999 + b"\n"
     for _ in range(20):
@@ -106,7 +103,6 @@ def test_rows_go_as_they_come() -> None:
 
 
 def test_many_blocks_are_listed_in_an_index() -> None:
-    """The committable stays small; what it stands on is told all the same."""
     made, topic = writer()
     for number in range(NAMED_MAX + 5):
         made.write([bytes([number]) * CHUNK_SIZE])

@@ -57,7 +57,6 @@ class Database:
         return self.server.execute(statement, *values, database=self.name)
 
     def store(self, type_: Any = Total, limits: Limits | None = None, **arguments: Any) -> PostgresStore:
-        """A store of a sink that writes to `totals`."""
         arguments = {"table": "totals", "dsn": "env:TOTALS_DSN", "create": True, **arguments}
         sink: PostgresSink[Any] = PostgresSink(arguments.pop("table"), **arguments)
         assert list(sink.problems(type_)) == []
@@ -65,7 +64,6 @@ class Database:
         return self._stores[-1]
 
     def ready(self, type_: Any = Total, incarnation: int = 1, **arguments: Any) -> PostgresStore:
-        """A store that was checked, and has fenced."""
         store = self.store(type_, **arguments)
         store.check()
         store.fence("p", "s", incarnation, ORIGIN)
@@ -75,7 +73,6 @@ class Database:
         return self.execute("SELECT customer, cents FROM totals ORDER BY 1, 2")
 
     def ledger(self) -> dict[int, tuple[int, int]]:
-        """Checkpoint and incarnation of each subtask."""
         rows = self.execute("SELECT subtask, checkpoint, incarnation FROM exactlyonce_ledger")
         return {subtask: (checkpoint, incarnation) for subtask, checkpoint, incarnation in rows}
 
@@ -88,14 +85,9 @@ def entry(
     checkpoint: int, incarnation: int = 1, subtask: int = 0, pipeline: str = "p", sink: str = "s", previous: int = 0
 ) -> LedgerEntry:
     return LedgerEntry(
-        pipeline=pipeline,
-        sink=sink,
-        subtask=subtask,
-        checkpoint=checkpoint,
-        previous=previous,
-        incarnation=incarnation,
-        origin=ORIGIN,
-    )
+        pipeline=pipeline, sink=sink, subtask=subtask, checkpoint=checkpoint, previous=previous,
+        incarnation=incarnation, origin=ORIGIN,
+    )  # fmt: skip
 
 
 def chunks(store: PostgresStore, records: Sequence[Any], rows: int = 1000) -> list[bytes]:

@@ -19,11 +19,11 @@ import psycopg
 import pytest
 
 from exactlyonce.connectors.embedded.broker import free_port
+from exactlyonce.testing.cluster import LIMIT_S
 
 PASSWORD = "s3cret:p@ss/word"
 OWNER = "owner"
 PROGRAMS = ("initdb", "postgres")
-START_S = 60
 
 
 def programs() -> dict[str, str]:
@@ -75,7 +75,7 @@ class PostgresServer:
                 [self._programs["postgres"], "-D", str(self.folder / "data"), *options],
                 **self._user, cwd=self.folder, stdout=log, stderr=log, preexec_fn=_end_with_parent,
             )  # fmt: skip
-        limit = time.monotonic() + START_S
+        limit = time.monotonic() + LIMIT_S
         while True:
             try:
                 psycopg.connect(self.dsn("postgres"), connect_timeout=5).close()
@@ -113,7 +113,7 @@ class PostgresServer:
             _signal(pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
-        limit = time.monotonic() + START_S
+        limit = time.monotonic() + LIMIT_S
         while not all(map(_has_ended, pids)):  # one that lives holds the memory that the next server would share
             assert time.monotonic() < limit
             time.sleep(0.005)

@@ -11,6 +11,7 @@ from mariadb_server import DATABASE, MariaDB
 from postgres_server import PostgresServer
 from statement_proxy import StatementProxy
 from table_keys import key_of
+from waiting import until
 
 from exactlyonce.sinks import MySQLSink, PostgresSink
 from exactlyonce.sinks.mysql.store import MySQLStore
@@ -46,8 +47,6 @@ class Tables(ABC):
     """A COMMIT as it comes over the connection."""
     lost: str
     """What is said of a connection that was cut."""
-    killed: str
-    """What is said when the server is killed, whose processes may have a word yet."""
     locked: str
     """What is said of a lock that another holds for too long."""
     spoilt: bytes
@@ -55,8 +54,8 @@ class Tables(ABC):
     spoilt_why: str
     """What is said of it."""
 
-    def __init__(self, port: int) -> None:
-        self.proxy = StatementProxy(port)
+    def __init__(self, server: Any) -> None:
+        self.server, self.proxy = server, StatementProxy(server.port)
         self._stores: list[Store] = []
         self.filled: list[Any] = []
         """What a test keeps from one example to the next."""
@@ -74,16 +73,11 @@ class Tables(ABC):
         """Run it, sharing no code with the sinks."""
 
     @abstractmethod
-    def kill(self) -> None:
-        """SIGKILL to the server; its data stay."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start it again."""
-
-    @abstractmethod
     def waits_for_a_lock(self) -> bool:
         """Whether anybody does."""
+
+    def until_a_lock_is_waited_for(self) -> None:
+        until(self.waits_for_a_lock, 0.15)  # InnoDB shows new locks only to those who have not looked for 0.1 s
 
     def of(self, type_: Any, table: str = "totals", *, quick: bool = False, **options: Any) -> Store:
         """A store for rows of this type, in a table that is there; one that is *quick* gives up locks soon."""
@@ -116,24 +110,17 @@ class Tables(ABC):
 
 
 class PostgresTables(Tables):
+    server: PostgresServer
     name = "postgres"
     commit, lost, locked = "COMMIT\0", "lost during a request", "another session holds a lock"
-    killed = "Nothing is lost"
     spoilt, spoilt_why = b"no row\n", "encoded for other columns"
 
     def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(server.port)
-        self.server = server
+        super().__init__(server)
         self.sql("DROP SCHEMA public CASCADE")
         self.sql("CREATE SCHEMA public")
         monkeypatch.setenv("TOTALS_DSN", server.dsn("postgres"))
         monkeypatch.setenv("PROXIED_DSN", server.dsn("postgres", port=self.proxy.port))
-
-    def kill(self) -> None:
-        self.server.kill()
-
-    def start(self) -> None:
-        self.server.start()
 
     def sink(self, table: str, **options: Any) -> PostgresSink[Any]:
         return PostgresSink(table, **options)
@@ -149,24 +136,18 @@ class PostgresTables(Tables):
 
 
 class MariaDBTables(Tables):
+    server: MariaDB
     name = "mariadb"
     commit, lost = "\x03COMMIT", "has closed the connection, or it was cut"
-    locked, killed = "waited too long for a lock", lost
+    locked = "waited too long for a lock"
     spoilt, spoilt_why = b"(1,2,3,4),\f", "encoded for other types"
 
     def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(server.port)
-        self.server = server
+        super().__init__(server)
         server.sql(f"DROP DATABASE {DATABASE}", database=None)
         server.sql(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
         monkeypatch.setenv("TOTALS_DSN", server.dsn)
         monkeypatch.setenv("PROXIED_DSN", server.dsn.replace(str(server.port), str(self.proxy.port)))
-
-    def kill(self) -> None:
-        self.server.kill()
-
-    def start(self) -> None:
-        self.server.start()
 
     def sink(self, table: str, **options: Any) -> MySQLSink[Any]:
         return MySQLSink(table, **options)
