@@ -100,7 +100,6 @@ class RealLog(DecisionLog):
         return drive(procedure, self._performer)
 
     def appended(self, *records: Decision, blocks_dropped: Iterable[BlockRef] = (), **more: Any) -> Outcome:
-        """What became of an append; *blocks_dropped* lie in the topic."""
         blocks = [StoredBlock(TOPIC, ref) for ref in blocks_dropped]
         return self.do(self.append(*records, blocks_dropped=blocks, **more))
 
@@ -115,8 +114,6 @@ class RealLog(DecisionLog):
 
 
 class Store:
-    """The checkpoint topic of a pipeline that no other test has."""
-
     def __init__(self, bootstrap_servers: str, pipeline: str) -> None:
         self.config: dict[str, Any] = {"bootstrap.servers": bootstrap_servers}
         self.pipeline = pipeline
@@ -141,7 +138,6 @@ class Store:
         return log
 
     def seen(self) -> History | None:
-        """What a decision log sees that fences nobody."""
         log = self.log()
         return log.do(log.peek())
 
@@ -166,12 +162,10 @@ class Store:
             raise KafkaException(failed[0])
 
     def remove_before(self, partition: int, offset: int) -> None:
-        """Delete the first records of a partition, as only somebody else would."""
         self.kafka.configure_topic(self.topic.name, cleanup_policy="delete")
         self.kafka.delete_records(self.topic.name, {partition: offset})
 
     def incarnation(self, number: int) -> Incarnation:
-        """What an incarnation of `living` looks like in the log."""
         return Incarnation(
             incarnation=number, host="here", process=1, started_at_ms=self.clock.now_ms(),
             heartbeat_ms=self.clock.now_ms(),

@@ -135,7 +135,6 @@ def test_a_barrier_that_overtakes_waits_for_none_and_holds_none() -> None:
 
 
 def test_a_barrier_overtakes_in_its_turn_and_where_inputs_are_held() -> None:
-    """Not before an older one whose snapshot is due, not once its snapshot is taken, and not at least once."""
     alignment = Alignment("ab")
     alignment.barrier("a", 1)
     with pytest.raises(InvariantViolation, match="in their order"):
@@ -158,7 +157,6 @@ def test_no_snapshot_waits_for_feedback() -> None:
 
 
 def test_feedback_that_is_ahead_is_held_like_any_input() -> None:
-    """What is behind its barrier is not taken before the snapshot; at least once, it is, and makes it inexact."""
     alignment = Alignment("a", feedback="f")
     assert not alignment.barrier("f", 1)
     assert alignment.is_held("f")
@@ -184,7 +182,6 @@ def test_two_barriers_may_go_round_at_once() -> None:
 
 
 def test_a_barrier_that_overtakes_owes_feedback_too() -> None:
-    """What comes round before it is captured like what comes on any other input."""
     alignment = Alignment("ab", feedback="f")
     assert not alignment.barrier("a", 1)
     assert alignment.overtake(1) == {"b", "f"}

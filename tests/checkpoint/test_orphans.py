@@ -21,12 +21,10 @@ AWAY, GONE = "it is away", "a block is gone"
 
 
 def block(storage: str, number: int) -> StoredBlock:
-    """A block of its own key, of incarnation 1."""
     return StoredBlock(storage, BlockRef(1, 0, str(BlockKey(1, number, "totals", 0, 1, 0, "aa")), 1, b""))
 
 
 def kept_in(*storages: str, savepoints: tuple[int, ...] = ()) -> History:
-    """Checkpoints 1, 2 and so on were kept there, each by an incarnation of its own; some are *savepoints*."""
     history = History("orders")
     for number, storage in enumerate(storages, 1):
         history.admit(
@@ -64,7 +62,6 @@ class Kept:
         """By checkpoint whose blocks were asked for, whether these are waited for."""
 
     def run(self, procedure: Procedure[Any]) -> Any:
-        """Answer what *procedure* asks."""
         answer: Any = None
         while True:
             try:
@@ -94,12 +91,10 @@ class Kept:
 
 
 def known(storage: str, *, num_retained: int = 2) -> KnownBlocks:
-    """Of an incarnation that keeps blocks there."""
     return KnownBlocks(CheckpointSettings(num_retained=num_retained, storage=storage))
 
 
 def test_orphans_go_wherever_checkpoints_were_kept() -> None:
-    """What no manifest stands on is dropped where it lies; what the older checkpoint stands on stays with it."""
     kept = Kept(
         {OLD: [block(OLD, 1), block(OLD, 8)], NEW: [block(NEW, 2), block(NEW, 9)]},
         {1: [block(OLD, 1)], 2: [block(NEW, 2)]},

@@ -30,8 +30,6 @@ Fed = list[tuple[str, str]]
 
 
 class Run:
-    """`exactlyonce run` as a process."""
-
     def __init__(self, servers: str, target: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, "-m", "exactlyonce.cli.main", "run", target, "--bootstrap-servers", servers]
         self.process = subprocess.Popen(
@@ -74,7 +72,6 @@ class Run:
         raise AssertionError(f"no such event came; the last were {self.events[-3:]}")
 
     def await_step(self, step: str) -> dict[str, Any]:
-        """The next time the protocol takes *step*."""
         return self.await_event(lambda event: event.get("step") == step)
 
     def await_checkpoint(self) -> dict[str, Any]:
@@ -93,7 +90,6 @@ class Run:
 
     @property
     def said(self) -> str:
-        """Everything that was for people."""
         return "\n".join([*self.text, *(event["text"] for event in self.events if event["event"] == "note")])
 
 
@@ -106,8 +102,6 @@ def orders(count: int, customers: int = 17, first: int = 0) -> list[tuple[str, s
 
 
 class Ended(NamedTuple):
-    """An incarnation that is over, with what it said to people."""
-
     code: int
     said: str
 
@@ -130,8 +124,6 @@ def run_here(servers: str, target: str, *arguments: str) -> Ended:
 
 
 class Job:
-    """The incarnations of `module:target`, and the orders in its topics."""
-
     def __init__(
         self, run: Callable[..., Run], kafka: KafkaCluster, name: str, target: str, *arguments: str, partitions: int = 3
     ) -> None:
@@ -142,7 +134,6 @@ class Job:
         self.fed: Fed = []
 
     def feed(self, count: int, to: str = "in", customers: int = 17, partition: int = BY_KEY) -> Fed:
-        """Write so many more orders to topic NAME-*to*."""
         more = orders(count, customers, first=len(self.fed))
         self.kafka.produce(f"{self.name}-{to}", more, partition)
         self.fed += more
@@ -154,7 +145,6 @@ class Job:
         return self._run(target or first, *parameters, *self._arguments, *arguments, **options)
 
     def finish(self, *arguments: str, code: int = 0, **options: Any) -> Run:
-        """Run to the end of what was fed."""
         incarnation = self.start("--until", "latest", *arguments, **options)
         assert incarnation.wait() == code, incarnation.said
         return incarnation
@@ -179,13 +169,11 @@ class Job:
 
 
 def stop(incarnation: Run) -> None:
-    """Let it end cleanly."""
     incarnation.process.send_signal(signal.SIGTERM)
     assert incarnation.wait() == 0, incarnation.said
 
 
 def workers_of(incarnation: Run) -> list[int]:
-    """The process ids of the newest attempt's workers."""
     deployed = next(event for event in reversed(list(incarnation.events)) if event.get("step") == "deployed")
     return list(deployed["workers"])
 
@@ -233,12 +221,10 @@ def visible(kafka: KafkaCluster, topic: str, count: int) -> list[Committed]:
 
 
 def ids_in(kafka: KafkaCluster, topic: str, count: int) -> list[int]:
-    """The ids of the orders in *topic*, sorted."""
     return sorted(json.loads(record.value or b"")["id"] for record in visible(kafka, topic, count))
 
 
 def assert_totals(kafka: KafkaCluster, topic: str, fed: Fed) -> None:
-    """The updates in *topic* are those of the orders that were fed."""
     assert_updates([json.loads(record.value or b"") for record in visible(kafka, topic, len(fed))], fed)
 
 

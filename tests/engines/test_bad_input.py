@@ -89,7 +89,6 @@ def test_more_workers_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_record_that_does_not_decode(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """The message names topic, partition, offset and field; fixed by skipping, everything else is counted once."""
     job = job_of("linear", partitions=1)
     job.feed(50)
     kafka.produce(job.topic, [("k", json.dumps({"id": 7, "customer": 12, "total": 1}))])
@@ -103,7 +102,6 @@ def test_a_record_that_does_not_decode(kafka: KafkaCluster, job_of: JobOf) -> No
 
 @pytest.mark.exhaustive
 def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """1,500 bad records in a row are skipped and counted, in a few lines, and all else counts once."""
     job = job_of("skipping", partitions=1)
     job.feed(50)
     kafka.produce(job.topic, [b"{"] * 1_500)
@@ -116,7 +114,6 @@ def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> 
 
 
 def test_an_operator_that_cannot_be_opened(job_of: JobOf) -> None:
-    """Why open() raised, and where, is said without a traceback; the job tries again as its strategy says."""
     said = job_of("unopened").finish_here("--restart", "fixed_delay:attempts=1,delay=10ms", code=1)
     assert "open() of operator 'enrich' raised OSError: no database today" in said
     assert "pipelines.py:" in said
@@ -135,7 +132,6 @@ def test_an_operator_that_cannot_be_opened(job_of: JobOf) -> None:
 def test_a_function_that_raises(
     target: str, arguments: tuple[str, ...], texts: tuple[str, ...], kafka: KafkaCluster, job_of: JobOf
 ) -> None:
-    """The message names operator, error, the user's line and the record's coordinates, also behind a shuffle."""
     job = job_of(target, partitions=1)
     job.feed(100)
     code, said = ended(kafka.bootstrap_servers, job.name, *arguments, target=target)
@@ -145,7 +141,6 @@ def test_a_function_that_raises(
 
 @pytest.mark.exhaustive
 def test_a_stop_before_the_end_that_was_asked_for(job_of: JobOf) -> None:
-    """It ends cleanly, but says, also by its exit code, that it has not read all; another run does."""
     job = job_of("slow")
     job.feed(2_000)
     first = job.start("--param", "pause_ms=10", "--until", "latest")
@@ -223,7 +218,6 @@ def test_a_reset_begins_anew_without_the_checkpoint_topic(kafka: KafkaCluster, j
 
 
 def test_a_renamed_operator(job_of: JobOf) -> None:
-    """State is found by the operator's id; another id is refused, with both named."""
     job = job_of("linear")
     job.feed(100)
     job.finish_here()
@@ -234,7 +228,6 @@ def test_a_renamed_operator(job_of: JobOf) -> None:
 
 @pytest.mark.exhaustive
 def test_operators_come_but_do_not_go_unnoticed(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """A new operator begins without state beside one that goes on with its own; one that is gone is refused."""
     job = job_of("linear")
     job.feed(100)
     job.finish_here()
@@ -264,7 +257,6 @@ def test_two_instances(job_of: JobOf) -> None:
 
 @pytest.mark.exhaustive
 def test_an_aborted_and_an_open_foreign_transaction_in_the_input(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """Aborted records are not read, and a bounded run ends at the last stable offset."""
     job = job_of("linear", partitions=1)
     job.feed(50)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{job.name}-foreign"})

@@ -65,7 +65,6 @@ class States:
     def tables(
         self, manifest: Manifest, parallelism: int, touched: Sequence[set[int] | None]
     ) -> tuple[list[Table[Any]], list[BlockRef]]:
-        """The tables of all subtasks, and what was read to make them."""
         reader = CountingReader(self.config, self.topic)
         node = self.graph.node("totals")
         tables = [
@@ -75,7 +74,6 @@ class States:
         return tables, reader.read
 
     def write(self, checkpoint: int, base: int, tables: Sequence[Table[Any]]) -> tuple[Manifest, set[BlockRef]]:
-        """Write a snapshot of all tables; its manifest, and all blocks that the subtasks acknowledge."""
         writer, indexes, acknowledged = BlockWriter.connected(self.config, self.topic, 1, 0), [], set()
         for subtask, table in enumerate(tables):
             names, snapshot = BlockNames(subtask), table.freeze(checkpoint, base)
@@ -101,7 +99,6 @@ def _states(tables: Iterable[Table[Any]]) -> dict[bytes, int]:
 
 @pytest.mark.exhaustive
 def test_what_is_carried_over_is_not_read_and_stays(kafka: Any, topic_name: str, manifest_of: Any) -> None:
-    """From parallelism 2 to 3 and 1: each subtask reads one key group, and the manifest still stands on all blocks."""
     states = States(kafka.bootstrap_servers, topic_name, manifest_of)
     tables, _ = states.tables(states.manifest(0), 2, [None, None])
     for subtask, table in enumerate(tables):

@@ -27,12 +27,10 @@ TIMEOUTS = (
 
 @pytest.fixture
 def quick_broker(own_broker: Callable[..., KafkaCluster]) -> KafkaCluster:
-    """A broker that looks at transactions' timeouts every half second."""
     return own_broker({"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"})
 
 
 def decided(job: Job) -> tuple[Committable, ...]:
-    """The committables of the checkpoint that is not delivered yet."""
     manifest = job.history().unfinalized
     assert manifest is not None
     assert manifest.committables
@@ -40,7 +38,6 @@ def decided(job: Job) -> tuple[Committable, ...]:
 
 
 def await_aborted(transactions: Transactions, committables: Iterable[Committable]) -> None:
-    """Until the broker has aborted them."""
     ids, deadline = [each.transactional_id for each in committables], time.monotonic() + LIMIT_S
     while {each.state for each in transactions.describe(ids).values() if each} != {"CompleteAbort"}:
         assert time.monotonic() < deadline, "the broker's timeout aborts them"
@@ -57,7 +54,6 @@ def transactions_of(job: Job) -> Transactions:
 def test_one_of_four_is_lost(
     killed: str | None, quick_broker: KafkaCluster, job_of: Callable[..., Job], failpoint: Any
 ) -> None:
-    """Exactly the lost transaction is written again, also when the repair itself is killed; all output is exact."""
     job = job_of("diamond", "--parallelism", "2", *TIMEOUTS, cluster=quick_broker)
     quick_broker.create_topic(f"{job.name}-more", 3)
     job.feed(4000)
@@ -81,8 +77,7 @@ def test_one_of_four_is_lost(
 
 @pytest.mark.exhaustive
 def test_a_clean_stop_after_a_repair(quick_broker: KafkaCluster, job_of: Callable[..., Job], failpoint: Any) -> None:
-    """A checkpoint whose transactions timed out while its coordinator slept is repaired by the same incarnation: the
-    repairs are visible in the place of what was lost, so that a clean stop ends with 0, and a run goes on."""
+    """The repairs are visible in the place of what was lost, so that a clean stop ends with 0."""
     job = job_of("slow", "--param", "pause_ms=1", *TIMEOUTS, cluster=quick_broker)
     job.feed(3000)
     run = job.start(env=failpoint("coordinator-decided", "stop"))

@@ -54,7 +54,6 @@ def write(cluster: KafkaCluster, topic: str, codec: str) -> tuple[int, int]:
 
 
 def with_a_byte_changed(log: bytes, batch: int) -> bytes:
-    """*log*, with another byte in the midst of the records of its *batch*-th batch."""
     data, begin = bytearray(log), 0
     for _ in range(batch):
         begin += 12 + struct.unpack_from(">qi", data, begin)[1]
@@ -66,8 +65,6 @@ def with_a_byte_changed(log: bytes, batch: int) -> bytes:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_changed_byte_is_found(stoppable: OwnCluster, topic_name: str) -> None:
-    """With every codec a run halts before the damaged batch and names topic, partition and offset; nothing of the batch
-    is counted; ranges and logs are refused at the same place."""
     config = ClientConfig({"bootstrap.servers": stoppable.bootstrap_servers})
     names = {codec: f"{topic_name}-{codec}" for codec in CODECS}
     writers = {}

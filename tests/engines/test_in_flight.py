@@ -77,7 +77,6 @@ def test_a_changed_pipeline_goes_on_with_what_went_round_a_loop(manifest_of: Any
 
 @pytest.mark.parametrize("older", [False, True])
 def test_a_loop_of_another_type(older: bool, manifest_of: Any) -> None:
-    """Records that can be read as it, but not without loss, are refused, with what to do."""
     with pytest.raises(GraphError, match=r"round loop 'back', written as another type .* Give the loop its old type"):
         Log(manifest_of, older=older).restored(graph(Renamed, "orders"))
 
@@ -89,7 +88,6 @@ class Grown(msgspec.Struct):
 
 
 def test_a_loop_whose_type_has_grown(manifest_of: Any) -> None:
-    """Takes what went round it, if a log says of which type that was."""
     (frame,) = Log(manifest_of).restored(graph(Grown, "orders"))
     assert BatchCodec(Grown).decode(frame.frame).records == [Grown(1, 500)]
     with pytest.raises(GraphError, match="they would not be what they were"):
@@ -145,7 +143,6 @@ OF_ANOTHER_TYPE = [
 
 @pytest.mark.parametrize(("record", "type_", "why"), OF_ANOTHER_TYPE)
 def test_a_loop_of_a_type_with_the_same_bytes(record: Any, type_: Any, why: str, manifest_of: Any) -> None:
-    """What went round it is refused by the schema alone, with the field, wherever it is restored."""
     with pytest.raises(GraphError, match=rf"loop 'back', written as another type .*: {why} would be lost\. Give"):
         Log(manifest_of, type(record), record).restored(graph(type_, "orders"))
     entries = [LoopEntry(0, msgspec.msgpack.encode(record), "in", 0, 7)]

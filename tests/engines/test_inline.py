@@ -33,7 +33,6 @@ class Order(msgspec.Struct):
 def test_nothing_is_left_behind(
     kafka: KafkaCluster, topic_name: str, cleanly: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After every run there are no more threads and descriptors than after the first; the collector is as it was."""
     monkeypatch.setattr(worker, "collecting_rarely", collecting_rarely)  # other tests do without it
     for topic in ("in", "out"):
         kafka.create_topic(f"{topic_name}-{topic}")

@@ -33,7 +33,6 @@ LOOP = ">back:0"
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block is small, and a manifest names two of them, a list three."""
     for name, value in (("PIECE_BYTES", 80), ("NAMED_MAX", 2), ("LISTED_MAX", 3)):
         monkeypatch.setattr(in_flight, name, value)
 
@@ -70,8 +69,6 @@ def of(log: ChannelLog, manifest_of: Callable[..., Manifest]) -> Manifest:
 def test_a_manifest_names_lists_where_there_are_many_blocks(
     storage: FileStorage, manifest_of: Callable[..., Manifest]
 ) -> None:
-    """What is restored is all of it, in its order; what the checkpoint stands on is every block that was written, by
-    the word of whoever decides, and as whoever reads the topic later finds it."""
     ack = acknowledged(storage, RECORDS)
     log = ack.channel_log
     assert log is not None
@@ -90,7 +87,6 @@ def test_a_manifest_names_lists_where_there_are_many_blocks(
 
 
 def test_a_manifest_names_few_blocks_itself(storage: FileStorage, manifest_of: Callable[..., Manifest]) -> None:
-    """There is one list less to write and to read."""
     ack = acknowledged(storage, RECORDS)
     log = ack.channel_log
     assert log is not None
@@ -100,7 +96,6 @@ def test_a_manifest_names_few_blocks_itself(storage: FileStorage, manifest_of: C
 
 @pytest.mark.usefixtures("few")
 def test_a_list_that_is_gone_is_damage(storage: FileStorage, manifest_of: Callable[..., Manifest]) -> None:
-    """Nobody takes the checkpoint for one with less on its way."""
     log = acknowledged(storage, RECORDS).channel_log
     assert log is not None
     storage.dropped(log.blocks[-1:])

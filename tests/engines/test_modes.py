@@ -104,8 +104,6 @@ def gated(run: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Cal
 def test_at_least_once_counts_again_what_was_taken_before_the_last_barrier(
     gated: Callable[[str], Gated], kafka: KafkaCluster
 ) -> None:
-    """At least once, records behind a barrier are counted before the snapshot, and again after a restart from it; none
-    is missing."""
     job = gated("at_least_once")
     seen = Counter(json.loads(each.value or b"")["id"] for each in visible(kafka, job.out, len(job.fed) + 1))
     assert seen.keys() == {json.loads(value)["id"] for _, value in job.fed}

@@ -47,7 +47,6 @@ def test_a_topic_that_no_broker_knows_was_deleted(newest: Manifest) -> None:
 
 
 def test_partitions_count_once_every_broker_knows_them(newest: Manifest) -> None:
-    """A partition is taken up when no broker would tell a client that it does not exist, and none is ever dropped."""
     seen = looked_at(newest, msgspec.structs.replace(KNOWN, partitions=5), msgspec.structs.replace(KNOWN, partitions=4))
     assert seen.added_since(newest) == {"in": {2: 0, 3: 0}}
     assert seen.offsets_from(newest) == {"in": {0: 7, 1: 9, 2: 0, 3: 0}}

@@ -55,7 +55,6 @@ def graph(max_parallelism: int = 128, key: Callable[[bytes], Any] = lambda recor
 
 
 def versioned(**migrations: Any) -> LogicalGraph:
-    """`graph`, whose state is of version 2."""
     pipeline = Pipeline("totals")
     source = pipeline.source("right", KafkaSource("orders", value=bytes))
     counted = source.key_by(lambda record: record).stateful_map("counts", count, state_version=2, **migrations)
@@ -64,7 +63,6 @@ def versioned(**migrations: Any) -> LogicalGraph:
 
 
 def saved(sources: tuple[str, ...], operators: tuple[str, ...]) -> Saved:
-    """A savepoint of so many sources, all of one topic, and operators."""
     return Saved(
         pipeline="totals", checkpoint=7, kind="savepoint", cluster_id="c", completed_at_ms=0, max_parallelism=128,
         fingerprint="", offsets=tuple(SourceOffset(each, "orders", "id", 0, 10) for each in sources),
@@ -94,8 +92,6 @@ def test_what_changes_places_fits() -> None:
 
 @dataclass(frozen=True)
 class Given:
-    """A savepoint of states that a test gives."""
-
     saved: Saved
     states: list[KeptEntry]
     rounds: tuple[LoopEntry, ...] = ()
@@ -140,7 +136,6 @@ def exported_counts(folder: Path, state: Any = 2) -> tuple[str, list[KeptEntry]]
 def test_states_are_written_anew(
     max_parallelism: int, tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any
 ) -> None:
-    """From an export into blocks of three subtasks: every state is there, in the key group that is its key's now."""
     url, states = exported_counts(tmp_path)
     notes = list[str]()
     restored = restoring(url, graph(max_parallelism), 3, notes=notes).write(0, 1)
@@ -154,7 +149,6 @@ def test_states_are_written_anew(
 def test_states_are_read_some_at_a_time(
     tmp_path: Path, manifest_of: Any, monkeypatch: Any, storage: FileStorage, restoring: Any
 ) -> None:
-    """The state of an old subtask may be larger than memory: what the first entries need is read, and no more."""
     monkeypatch.setattr(kept_states, "READ_BYTES", 1)
     url, states = exported_counts(tmp_path, "x" * 1_000)
     restored = restoring(url, graph(), 1).write(0, 1)
@@ -174,9 +168,7 @@ def test_states_are_read_some_at_a_time(
 
 
 def test_states_of_two_versions(tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any) -> None:
-    """As a checkpoint of before may have them whose pipeline has gone on with another version: files are no more than
-    it takes, and every state is restored with its own; but not without the migration, which says what the old ones
-    mean. None is said to be of the newer one's schema."""
+    """Not without the migration, which says what the old ones mean. None is said to be of the newer one's schema."""
     keys = [canonical_key(b"%d" % number) for number in range(1_000)]
     states = sorted(
         KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(number), 1 + number % 2)
@@ -209,8 +201,6 @@ def by_number(record: bytes) -> int:
 
 
 def test_state_by_other_keys(tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any) -> None:
-    """It is refused, for no record would find it, also where a pipeline goes on from its newest checkpoint; or left
-    behind, where that is wanted."""
     states = [KeptEntry(key_group(key, 128), key, b"\x05", 1) for key in (canonical_key("ann"),)]
     kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", 1, keys="str"),))
     url = export(Given(kept, states), f"file://{tmp_path}")
@@ -301,7 +291,6 @@ def exported_loop(folder: Path) -> str:
 def test_what_goes_round_is_written_anew(
     parallelism: int, loop: str, mapping: dict[str, str], tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any
 ) -> None:
-    """Every record is taken once, by one subtask, those of a former subtask in their order, and knows its origin."""
     url = exported_loop(tmp_path)
     now = looping(loop=loop)
     logs = restoring(url, now, parallelism, mapping).write(0, 1).channel_logs
@@ -333,7 +322,6 @@ def test_more_goes_round_than_a_storage_takes_at_once(
 
 
 def test_a_loop_in_which_nothing_went_round(tmp_path: Path, restoring: Any) -> None:
-    """May be mapped like any: who begins the pipeline need not know whether it was empty."""
     url = export(Given(saved(("right",), ()), []), f"file://{tmp_path}")
     now = looping(loop="renamed")
     assert restoring(url, now, 1, {"again": "renamed"}).write(0, 1).channel_logs == ()
@@ -373,7 +361,6 @@ class Labelled(msgspec.Struct):
 
 
 def test_a_loop_of_the_same_type() -> None:
-    """Is the same however its records were written; one with a field more is another, unless their schema is known."""
     written = msgspec.msgpack.encode({"weight": 2, "tags": ["b", "a", "c"]})
     for tags in permutations("abc"):
         again = msgspec.msgpack.encode({"weight": 2, "tags": tags})
@@ -386,7 +373,6 @@ def test_a_loop_of_the_same_type() -> None:
 
 
 def test_a_savepoint_says_what_goes_round(tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any) -> None:
-    """The type of its records goes from a log to an export and from there to a log, of whatever loop takes them."""
     kept = msgspec.structs.replace(saved(("right",), ()), loops=(SavedLoop("again", len(ROUNDS), "int"),))
     url = export(Given(kept, [], ROUNDS), f"file://{tmp_path}")
     now = looping(loop="renamed")

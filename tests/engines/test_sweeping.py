@@ -50,7 +50,6 @@ class Watched:
 
 @pytest.fixture
 def watched(kafka: Any) -> Iterator[Watched]:
-    """At the shared broker; nothing here touches a decision log."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     transactions = Transactions(config)
     yield Watched(config, transactions, LogRequests(config, TopicInfo("none", "", 2, 1)))
@@ -58,7 +57,6 @@ def watched(kafka: Any) -> Iterator[Watched]:
 
 
 def initialize(kafka: Any, ids: list[str]) -> None:
-    """As producers do that take these ids and write nothing yet."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     transactions = Transactions(config)
     transactions.describe(ids)  # which makes the broker their coordinator
@@ -81,8 +79,6 @@ def initialize(kafka: Any, ids: list[str]) -> None:
 
 
 def test_ids_of_an_earlier_attempt_are_ended_once(kafka: Any, topic_name: str, watched: Watched) -> None:
-    """Hundreds of ids of an earlier attempt of this incarnation are ended by its first sweep and no later one, but for
-    one that a zombie has initialised since."""
     ids = [f"eo:{topic_name}:out:{number}:3.0:0" for number in range(IDS)]
     initialize(kafka, ids)
     ask.drive(sweep(topic_name, 3, 1), watched)
@@ -116,7 +112,6 @@ def leader(kafka: Any, topic_name: str) -> Iterator[PipelineLeader]:
 
 
 def answered(outcome: Outcome) -> ask.Procedure[Outcome]:
-    """A heartbeat that ends so, without a request."""
     return outcome
     yield
 
@@ -134,7 +129,6 @@ def test_a_heartbeat_that_was_not_written_is_tried_again(leader: PipelineLeader,
 
 
 def test_a_heartbeat_that_is_never_written_is_an_absent_broker(leader: PipelineLeader, monkeypatch: Any) -> None:
-    """When the time of an append is over, the incarnation ends as without a broker, never as fenced."""
     monkeypatch.setattr(leader.leader.log, "append_timeout_ms", 500)
     monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.NOT_WRITTEN))
     with pytest.raises(BrokerUnavailable, match="Nothing is lost: run the pipeline again"):

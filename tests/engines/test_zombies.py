@@ -30,8 +30,6 @@ def await_stopped(pid: int) -> None:
 @pytest.mark.exhaustive(but=["coordinator-decided"])
 @pytest.mark.parametrize("name", sorted(name for name in NAMES if name.startswith("coordinator-")))
 def test_a_zombie_coordinator(name: str, job_of: Callable[..., Job], failpoint: Any) -> None:
-    """A coordinator that sleeps through its replacement ends with the exit code for fenced, and names who replaced it;
-    the output is exact."""
     job = job_of("linear")
     job.feed(3000)
     zombie = job.start(env=failpoint(name, "stop"))
@@ -50,7 +48,6 @@ def test_a_zombie_coordinator(name: str, job_of: Callable[..., Job], failpoint: 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(name for name in NAMES if name.startswith("worker-")))
 def test_a_zombie_worker(name: str, job_of: Callable[..., Job], failpoint: Any) -> None:
-    """A worker that sleeps through its replacement, its coordinator asleep too, writes nothing that can be seen."""
     job = job_of("linear")
     job.feed(3000)
     zombie = job.start(env=failpoint(name, "stop"))

@@ -29,7 +29,6 @@ def _await_markers(kafka: KafkaCluster, topic: str, partitions: Iterable[int]) -
 
 
 def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
-    """The keys in the block partitions whose newest committed value is no tombstone."""
     consumer = Consumer(
         {
             "bootstrap.servers": kafka.bootstrap_servers, "group.id": "unreferenced", "enable.auto.commit": False,
@@ -58,7 +57,6 @@ def newest_checkpoint(kafka: KafkaCluster, pipeline: str) -> Manifest:
 
 
 def unreferenced_blocks(kafka: KafkaCluster, pipeline: str) -> set[str]:
-    """Live blocks that no retained manifest refers to, directly or through its index blocks."""
     config = {"bootstrap.servers": kafka.bootstrap_servers}
     topic = find_topic(config, pipeline)
     live = live_blocks(kafka, topic.name, topic.partitions)

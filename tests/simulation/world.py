@@ -213,7 +213,6 @@ class World:
     def until_answered(
         self, operation: str, *arguments: Any, again: tuple[Error, ...] = (), **options: Any
     ) -> Generator[int | None, None, Any]:
-        """Asked until there is an answer, and none of *again*."""
         while True:
             yield None
             try:
@@ -269,7 +268,6 @@ class World:
         manifest: Manifest,
         offsets: dict[str, dict[int, int]],
     ) -> list[Process]:
-        """The processes of an attempt, which read on at *offsets*."""
         attempt = Attempt(coordinator.scale, incarnation, number, manifest, offsets)
         processes = [Process(self, coordinator, attempt, i) for i in range(coordinator.scale.parallelism)]
         attempt.connect(self, processes)
@@ -290,7 +288,6 @@ class World:
         )  # fmt: skip
 
     def share(self, added: dict[str, dict[int, int]], parallelism: int, index: int) -> dict[str, dict[int, int]]:
-        """What of it worker *index* of so many reads."""
         return {source: share_of(each, parallelism, index) for source, each in added.items()}
 
     # --- history ------------------------------------------------------------------------------------------------
@@ -343,7 +340,6 @@ class World:
         self.halted = self.finished = True
 
     def _ended_cleanly(self, coordinator: SimulatedCoordinator, end: End) -> None:
-        """Everything decided is committed and nothing of this coordinator is open."""
         if coordinator.log.history.condemned:
             self._condemned()
         demand(end.manifest is not None and self.oracle.unfinalized is None, "a clean end leaves nothing unfinalized")
@@ -369,7 +365,6 @@ class World:
         self.finished = self.halted or (ends == goal and not rounds and not (self.stores and self.stores.halts))
 
     def run(self) -> None:
-        """Live through it; `Broken` if an invariant does not hold."""
         while not (self.finished and self._is_over()):
             self.steps += 1
             demand(self.steps < STEPS_MAX, ENDLESS)

@@ -20,7 +20,6 @@ def await_waiting(incarnation: Run, store: str) -> None:
 
 @pytest.mark.exhaustive(matrix=True)
 def test_each_server_is_killed(job: Job) -> None:
-    """One after the other is killed and started again while the job runs on, which restarts nothing."""
     feed = Feed(job)
     feed.start()
     incarnation = job.run("--parallelism", "2")
@@ -42,7 +41,6 @@ def test_each_server_is_killed(job: Job) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_server_that_is_paused(store: str, job: Job) -> None:
-    """For some seconds nobody answers, and the connections stay: the commit comes later, once."""
     feed = Feed(job)
     feed.start()
     incarnation = job.run("--parallelism", "2")
@@ -84,7 +82,6 @@ def test_a_server_that_is_away_for_a_minute(store: str, job: Job) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_kill_while_a_server_is_away(store: str, job: Job) -> None:
-    """The coordinator dies while it waits; the next waits as long, and says who is away; then all agree."""
     job.feed()
     incarnation = job.run("--parallelism", "2")
     incarnation.await_checkpoint()
@@ -104,7 +101,6 @@ def test_a_kill_while_a_server_is_away(store: str, job: Job) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_worker_is_killed_while_a_server_is_away(store: str, job: Job) -> None:
-    """The job restarts as often as it takes, without an end, until the server is there."""
     job.feed()
     incarnation = job.run("--parallelism", "2")
     worker = incarnation.await_step("deployed")["workers"][1]

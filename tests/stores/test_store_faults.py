@@ -42,8 +42,6 @@ TABLES = ("postgres", "mariadb")
 
 
 class Alone:
-    """`together:alone`: a pipeline that writes to one store, fed with some orders."""
-
     def __init__(self, servers: Servers, kafka: KafkaCluster, name: str, run: Callable[..., Run], store: str) -> None:
         self.servers, self.kafka, self.name, self.store = servers, kafka, name, store
         self.target = f"{name}:totals" if store == "redis" else table(name, "alone")
@@ -66,7 +64,6 @@ class Alone:
         return self.incarnations[-1]
 
     def ended(self, *arguments: str, **options: Any) -> tuple[int, str]:
-        """(exit code, what it said) of a bounded run."""
         incarnation = self.start("--until", "latest", *arguments, **options)
         code = incarnation.wait()
         assert "Traceback" not in incarnation.said
@@ -94,7 +91,6 @@ def alone(servers: Servers, kafka: KafkaCluster, topic_name: str, run: Any) -> C
 @pytest.mark.exhaustive(matrix=True, in_all=["mariadb"])
 @pytest.mark.parametrize("store", STORES)
 def test_a_wrong_password(store: str, alone: Any) -> None:
-    """It names the sink, fences nobody, and shows neither password."""
     pipeline = alone(store)
     assert pipeline.ended()[0] == 0
     before, wrong = pipeline.incarnation(), "wr0ng/p@ss"
@@ -130,7 +126,6 @@ def test_a_missing_table_and_a_missing_column(store: str, alone: Any) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 def test_a_value_that_does_not_fit(store: str, alone: Any) -> None:
-    """The run ends with the place of the record, and nothing of its checkpoint is written; then the column is wider."""
     pipeline = alone(store)
     pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} DROP COLUMN sum")
     pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} ADD COLUMN sum smallint NOT NULL")
@@ -151,7 +146,6 @@ def test_a_value_that_does_not_fit(store: str, alone: Any) -> None:
 
 @pytest.mark.exhaustive(matrix=True)
 def test_a_key_of_another_type(alone: Any) -> None:
-    """Redis holds something else under the stream's key: a halt that names it, and the rows come once it is gone."""
     pipeline = alone("redis")
     pipeline.servers.redis.client.set(pipeline.target, "something else")
     code, said = pipeline.ended()
@@ -167,7 +161,6 @@ def test_a_key_of_another_type(alone: Any) -> None:
 def test_two_pipelines_into_one_target(
     store: str, servers: Servers, kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path
 ) -> None:
-    """They share it and the ledger, at the same time, one of them killed, and each has its rows once."""
     first, second = (Alone(servers, kafka, f"{which}-{topic_name}", run, store) for which in ("a", "b"))
     second.target = first.target
     if store != "redis":
@@ -214,7 +207,7 @@ def test_a_dropped_table(store: str, create: str, alone: Any) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 def test_a_truncated_table(store: str, alone: Any) -> None:
-    """Rows that somebody has removed do not come again, and what comes next comes once: a table is its users'."""
+    """Rows that somebody has removed do not come again: a table is its users'."""
     pipeline = alone(store)
     assert pipeline.ended()[0] == 0
     before = len(pipeline.fed)
@@ -226,8 +219,6 @@ def test_a_truncated_table(store: str, alone: Any) -> None:
 
 
 class Backup:
-    """What a dump of a store holds of one pipeline: its rows and its ledger."""
-
     def __init__(self, servers: Servers, store: str, target: str, pipeline: str) -> None:
         self._servers, self._store, self._target = servers, store, target
         self._client = servers.redis.client
@@ -255,7 +246,6 @@ class Backup:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_store_that_is_restored_from_a_dump(store: str, alone: Any) -> None:
-    """A halt with the choices, again and again; with what it had at last it goes on."""
     pipeline = alone(store)
     assert pipeline.ended()[0] == 0
     backup = Backup(pipeline.servers, store, pipeline.target, pipeline.name)
@@ -277,7 +267,6 @@ def test_a_store_that_is_restored_from_a_dump(store: str, alone: Any) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 def test_a_ledger_that_was_dropped(store: str, alone: Any) -> None:
-    """Without it nobody knows what is in the table: a halt, also at the second start, for which a ledger is there."""
     pipeline = alone(store)
     assert pipeline.ended()[0] == 0
     pipeline.servers.sql(store, "ALTER TABLE exactlyonce_ledger RENAME TO kept_ledger")
@@ -299,7 +288,7 @@ def test_a_ledger_that_was_dropped(store: str, alone: Any) -> None:
 @pytest.mark.parametrize("step", ["coordinator-decided", "store-committing", "store-committed"])
 @pytest.mark.parametrize("nth", [1, 4])
 def test_a_zombie_leader(step: str, nth: int, job: Job) -> None:
-    """It sleeps in the middle of the commits while another finishes them, wakes up, writes nothing, and is fenced."""
+    """It sleeps in the middle of the commits, another finishes them, and it wakes up."""
     job.feed()
     zombie = job.armed(step, "--parallelism", "2", action="stop", nth=nth)
     await_stopped(zombie.process.pid)
@@ -316,8 +305,7 @@ def test_a_zombie_leader(step: str, nth: int, job: Job) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 def test_a_zombie_within_a_transaction(store: str, alone: Any) -> None:
-    """The leader is stopped while the store writes its rows, and holds locks: the next one gets past it, and the rows
-    come once, whatever the zombie does when it wakes up."""
+    """The leader is stopped while it holds locks in the store: the next one gets past it."""
     pipeline = alone(store)
     zombie = pipeline.start()
     zombie.await_checkpoint()
@@ -371,7 +359,6 @@ def test_an_apply_that_takes_longer_than_a_silence(alone: Any, tmp_path: Path, m
 
 
 def hold(servers: Servers, store: str, target: str) -> Any:
-    """A connection that holds a lock on the table, so that nobody writes rows."""
     if store == "postgres":
         import psycopg
 

@@ -20,8 +20,6 @@ PLACES = (*STORES, *FORMATS)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("delivery", "never"), [("at_least_once", "missing"), ("at_most_once", "doubled")])
 def test_through_a_kill(job: Job, delivery: str, never: str) -> None:
-    """Every store is written to without a restart, and after a kill the next run goes on; what was fed then is there
-    once, for the end is clean."""
     job.target = ("together:weaker", "--param", f"delivery={delivery}")
     job.feed()
     first = job.run("--parallelism", "2")

@@ -20,10 +20,7 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyO
     "code", [KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError._TRANSPORT]
 )
 def test_offsets_are_asked_for_again_after_a_look_at_the_leaders(code: int) -> None:
-    """The library does not look for the leader of a partition that has moved, or has none at the moment, by itself.
-
-    A broker that has just started says more than once that it does not know the epoch of which the metadata tells.
-    """
+    """The library does not look for a leader by itself; a broker that has just started refuses more than once."""
     asked: list[str] = []
 
     class Client:
@@ -107,7 +104,6 @@ def test_no_secret_is_told() -> None:
 
 
 def test_damage_travels_between_processes() -> None:
-    """A damaged block can be reported by another process than the one that met it."""
     ref = BlockRef(1, 2, "block/1/1/totals/0/0/0-ab", 3, b"x" * 32)
     told = copy.copy(DamagedBlock("Block is gone.", ref))  # as pickling does it
     assert (type(told), str(told), told.ref) == (DamagedBlock, "Block is gone.", ref)

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.broker
 
 
 def test_a_request_is_found_until_it_is_taken_away(kafka: KafkaCluster, topic_name: str) -> None:
-    """It lies beside the group's offsets, outlives who left it, and is replaced by the next."""
     kafka.create_topic(checkpoint_topic(topic_name))
     kafka.create_topic(f"{topic_name}-in")
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
@@ -65,7 +64,6 @@ def asked_once_it_is_gone(mailbox: Mailbox, asked: Asked) -> None:
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_consumer_in_the_group(protocol: str, kafka: KafkaCluster, topic_name: str) -> None:
-    """The broker takes no request then: the error names the group and what to do; once that is gone, it does."""
     kafka.create_topic(checkpoint_topic(topic_name))
     kafka.create_topic(f"{topic_name}-in")
     settings = {"bootstrap.servers": kafka.bootstrap_servers}

@@ -87,8 +87,6 @@ class Servers:
 
 
 class Trial:
-    """Of a cell: what was fed to its pipeline, its incarnations, and who reads its output all the time."""
-
     def __init__(self, cell: Cell, servers: Servers) -> None:
         self.cell, self.servers = cell, servers
         self.name = f"row{cell.row}-{uuid.uuid4().hex[:8]}"
@@ -161,7 +159,6 @@ class Trial:
         assert last.wait() == 0, last.said
 
     def await_output(self, run: Run) -> None:
-        """Until it has made output visible that was fed from now on."""
         since_ms = time.time() * 1000
         self.feed()
         run.await_event(
@@ -197,7 +194,6 @@ class Trial:
     # --- a process meets a failpoint ----------------------------------------------------------------------------
 
     def crash(self, way: Crash) -> None:
-        """A process dies, stops or fails; the job goes on, or the next one does."""
         fired = self._folder / way.point
         armed = {
             "EXACTLYONCE_FAILPOINTS": f"{way.point}={self.cell.action}@{way.nth}",
@@ -234,7 +230,6 @@ class Trial:
     # --- a request has another fate -----------------------------------------------------------------------------
 
     def lose(self, way: Request) -> None:
-        """A request of a job that works is lost, or late, and the job goes on."""
         run = self.run()
         self.await_output(run)
         holding, lacking = (
@@ -261,7 +256,6 @@ class Trial:
     # --- what is so then ----------------------------------------------------------------------------------------
 
     def assert_exact(self) -> int:
-        """All that must be so; -> how many records were verified."""
         wanted, totals, verified = Wanted(self.fed), dict[str, dict[int, Row]](), 0
         found = {f"{self.name}-{each}": (each, self._in_kafka(each)) for each in self._to_kafka}
         found |= {table(self.name, each): (each, self._in_postgres(each)) for each in self._to_postgres}
@@ -295,7 +289,6 @@ def _await_stopped(process: int) -> None:
 
 
 def try_cell(cell: Cell, servers: Servers) -> int:
-    """The trial of *cell*; -> how many records were verified. Raises AssertionError for what must not be."""
     trial = Trial(cell, servers)
     try:
         if isinstance(cell.way, Crash):

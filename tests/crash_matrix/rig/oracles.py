@@ -28,8 +28,6 @@ Row = tuple[Any, ...]
 
 
 class Wanted:
-    """What the input makes of every order: its copy, and the totals of each customer in any order of the orders."""
-
     def __init__(self, fed: Iterable[tuple[str, str]]) -> None:
         orders = [json.loads(value) for _, value in fed]
         self.orders: dict[int, tuple[str, int]] = {each["id"]: (each["customer"], each["total"]) for each in orders}
@@ -45,7 +43,6 @@ class Wanted:
         )
 
     def assert_totals(self, where: str, rows: Sequence[tuple[int, str, int]]) -> None:
-        """Each order once, and its customer's sum is that of the orders before it and its own."""
         self.assert_once(where, [id for id, _, _ in rows])
         sums: dict[str, int] = defaultdict(int)
         for id, customer, sum in rows:
@@ -91,7 +88,6 @@ class Reader(threading.Thread):
         self.join()
 
     def assert_kept(self, now: Mapping[tuple[int, ...], Row]) -> None:
-        """All that is there *now* is seen; end; and all that was seen is there."""
         deadline = time.monotonic() + LIMIT_S
         while self.is_alive() and now.keys() - self.seen.copy().keys():
             assert time.monotonic() < deadline, f"{self._where}: its reader has seen {len(self.seen)} of {len(now)}"
@@ -129,7 +125,6 @@ def assert_nothing_prepared(postgres: PostgresServer, table: str) -> None:
 
 
 def assert_ledger(postgres: PostgresServer, pipeline: str, decided: Iterable[tuple[str, int, int]]) -> None:
-    """The ledger in PostgreSQL has what the newest decision says: *decided* has sink, subtask and checkpoint."""
     rows = postgres.execute(
         "SELECT sink, subtask, checkpoint FROM exactlyonce_ledger WHERE pipeline = %s AND subtask >= 0", pipeline
     )
@@ -153,7 +148,6 @@ def values(record: bytes | None) -> Row:
 
 
 def await_no_open_transaction(kafka: KafkaCluster, pipeline: str, topics: Mapping[str, int]) -> None:
-    """No transaction of *pipeline* is open, and read_committed readers get to the ends of *topics*, by partitions."""
     deadline = time.monotonic() + LIMIT_S
     client = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     try:

@@ -37,8 +37,6 @@ def exact(rows: int) -> Count:
 
 
 class Totals:
-    """The running totals that come of *fed*, in whatever order it was taken."""
-
     def __init__(self, fed: Fed) -> None:
         orders = [json.loads(value) for _, value in fed]
         self.given: dict[int, tuple[str, int]] = {each["id"]: (each["customer"], each["total"]) for each in orders}
@@ -47,7 +45,6 @@ class Totals:
             self.last[customer] += total
 
     def assert_appended(self, where: str, rows: Sequence[Row]) -> Count:
-        """Each order gave one row, and the sums of each customer are those of its orders in the order of the rows."""
         found = count((row.id for row in rows), self.given)
         assert found == exact(len(self.given)), f"{where}: {found}"
         sums: dict[str, int] = defaultdict(int)
@@ -58,14 +55,12 @@ class Totals:
         return found
 
     def assert_upserted(self, where: str, rows: Sequence[Row], newest: Mapping[str, Row]) -> None:
-        """One row for each customer, which is the one that was appended last."""
         assert {row.customer: row.sum for row in rows} == self.last, where
         assert len(rows) == len(self.last), where
         assert {row.customer: row for row in rows} == newest, where
 
 
 def of_topic(kafka: KafkaCluster, topic: str) -> list[Row]:
-    """Running totals, by partition and offset."""
     values = (json.loads(record.value or b"") for record in kafka.read_committed(topic))
     return [Row(each["id"], each["customer"], each["sum"]) for each in values]
 

@@ -64,7 +64,6 @@ class Job:
         return incarnation
 
     def assert_agreement(self) -> dict[str, Count]:
-        """All stores have the same, each row once; no block is left that nobody refers to."""
         counts = assert_agreement(self.servers, self.kafka, self.name, self.fed)
         left = unreferenced_blocks(self.kafka, self.name)
         assert left == set(), left
@@ -114,8 +113,6 @@ def stop(incarnation: Run) -> None:
 
 
 class Feed(threading.Thread):
-    """Feeds a job all the time, until told to end."""
-
     def __init__(self, job: Job, number: int = 100, pause_s: float = 0.1) -> None:
         super().__init__(daemon=True)
         self._job, self._number, self._pause_s = job, number, pause_s

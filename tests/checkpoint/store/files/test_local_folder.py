@@ -47,7 +47,6 @@ class TestLocalFolder(FileStorageContract):
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Not mounted."""
         aside = self.root.with_name("unmounted")
         self.root.rename(aside)
         yield
@@ -56,7 +55,6 @@ class TestLocalFolder(FileStorageContract):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 256 kB."""
     place, libc = tmp_path / "disk", ctypes.CDLL(None, use_errno=True)
     place.mkdir()
     if sys.platform != "linux" or libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=256k"):
@@ -66,7 +64,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk(small_disk: Path) -> None:
-    """Blocks wait until there is room, the storage is named, and no part of a file is left."""
     storage = FileStorage(LocalFolder(small_disk, INNER))
     blocks = storage.begin(1, 0)
     filler = small_disk / "filler"
@@ -167,7 +164,6 @@ def test_the_folder_of_a_topic(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_is_for(tmp_path: Path) -> None:
-    """Only where it is the storage of checkpoints an error says so: a savepoint is exported to another place."""
     missing = (tmp_path / "missing").as_uri()
     with pytest.raises(ConfigError, match=rf"^The storage {missing} is not there"):
         folder_of(missing, "totals-41-00").check()

@@ -75,7 +75,6 @@ class HdfsServer:
 
     @property
     def host(self) -> str:
-        """As a URL has it."""
         return f"127.0.0.1:{self.port}"
 
     def _start(self, *arguments: str) -> None:
