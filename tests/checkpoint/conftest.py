@@ -51,27 +51,12 @@ COMMITTABLE = Committable(
     sink="out", subtask=0, checkpoint=4, written=(Written("totals", 0, 5, 6),),
 )  # fmt: skip
 MANIFEST = Manifest(
-    pipeline="p",
-    checkpoint=0,
-    incarnation=1,
-    attempt=0,
-    kind="checkpoint",
-    base=0,
-    previous=0,
-    triggered_at_ms=1_000,
-    completed_at_ms=1_100,
-    fingerprint="f1",
-    max_parallelism=128,
-    parallelism=2,
-    block_partitions=5,
-    block_end_offsets=(1, 2, 3, 4, 5),
-    written_bytes=10,
-    offsets=(SourceOffset("orders", "orders", "id", 0, 7),),
-    operators=(OperatorSnapshot("totals", 2, 10, ((REF,), ())),),
-    order_logs=(OrderLog("totals", 0, (REF,)),),
-    committables=(COMMITTABLE,),
-    sinks=(("out", "totals", 3),),
-)
+    pipeline="p", checkpoint=0, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0, triggered_at_ms=1_000,
+    completed_at_ms=1_100, fingerprint="f1", max_parallelism=128, parallelism=2, block_partitions=5,
+    block_end_offsets=(1, 2, 3, 4, 5), written_bytes=10, offsets=(SourceOffset("orders", "orders", "id", 0, 7),),
+    operators=(OperatorSnapshot("totals", 2, 10, ((REF,), ())),), order_logs=(OrderLog("totals", 0, (REF,)),),
+    committables=(COMMITTABLE,), sinks=(("out", "totals", 3),),
+)  # fmt: skip
 
 
 @pytest.fixture

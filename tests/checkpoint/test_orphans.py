@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import SAVEPOINT, BlockRef, Finalized, Incarnation, Manifest, StoredBlock
+from exactlyonce.checkpoint.records.manifest import SAVEPOINT, BlockRef, Finalized, Incarnation, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import FindReferences, Procedure, ScanBlocks
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -32,11 +33,9 @@ def kept_in(*storages: str, savepoints: tuple[int, ...] = ()) -> History:
         )
         kind = SAVEPOINT if number in savepoints else "checkpoint"
         history.admit(
-            Manifest(
-                pipeline="orders", checkpoint=number, incarnation=number, attempt=0, kind=kind, base=number,
-                previous=number - 1, triggered_at_ms=0, completed_at_ms=0, fingerprint="", max_parallelism=1,
-                parallelism=1, block_partitions=2, block_end_offsets=(0, 7), written_bytes=0, offsets=(), operators=(),
-                order_logs=(), committables=(), sinks=(), storage=storage,
+            blank_manifest(
+                pipeline="orders", checkpoint=number, incarnation=number, kind=kind, base=number, previous=number - 1,
+                block_partitions=2, block_end_offsets=(0, 7), storage=storage,
             )
         )  # fmt: skip
         history.admit(Finalized(number, number, 0, ()))

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
@@ -208,9 +209,7 @@ def _graph(name: str = "p") -> Any:
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 2), (2, 3), (3, 1), (1, 3)])
-def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_order(
-    before: int, after: int, manifest_of: Any
-) -> None:
+def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_order(before: int, after: int) -> None:
     """At whatever parallelism; what was sent to the second of two shuffles goes before what was sent to the first."""
     graph, kept = _graph(), Kept()
     groups = dict(zip(range(300), key_groups([canonical_key(n) for n in range(300)], 8), strict=True))
@@ -222,8 +221,8 @@ def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_ord
             sent = CODEC.encode(Batch(records, [Coordinates("t", 0, 0)] * len(mine), keys))
             frames = [InFlightFrame(f"{edge}:{sender}", sent) for sender in range(before)]
             logs.append(kept.log(task, subtask, frames))
-    own = {"fingerprint": graph.fingerprint(), "max_parallelism": 8}
-    manifest = manifest_of("p", **own, parallelism=before, channel_logs=tuple(logs))
+    own: dict[str, Any] = {"fingerprint": graph.fingerprint(), "max_parallelism": 8}
+    manifest = blank_manifest(**own, parallelism=before, channel_logs=tuple(logs))
     seen: list[tuple[str, int]] = []
     for subtask in range(after):
         found = in_flight.restored(manifest, graph, subtask, after, kept)
@@ -237,10 +236,10 @@ def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_ord
     assert sorted(seen) == sorted(wanted)
 
 
-def test_another_graph_does_not_take_what_was_on_its_way_in_this_one(manifest_of: Any) -> None:
+def test_another_graph_does_not_take_what_was_on_its_way_in_this_one() -> None:
     graph, kept = _graph(), Kept()
     logs = (kept.log("in", 0, [InFlightFrame("one>inner:0", frame(0, 1))]),)
-    own = {"fingerprint": graph.fingerprint(), "max_parallelism": 8}
+    own: dict[str, Any] = {"fingerprint": graph.fingerprint(), "max_parallelism": 8}
     with pytest.raises(GraphError, match=r"is unaligned: .* --until latest"):
-        in_flight.restored(manifest_of("p", **own, channel_logs=logs), _graph("other"), 0, 1, kept)
-    assert in_flight.restored(manifest_of("p", **own), _graph("other"), 0, 1, kept) == []
+        in_flight.restored(blank_manifest(**own, channel_logs=logs), _graph("other"), 0, 1, kept)
+    assert in_flight.restored(blank_manifest(**own), _graph("other"), 0, 1, kept) == []

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from running import QUICK, orders, run_here
+from waiting import until
 
 from exactlyonce.checkpoint.records.committable import Written
 from exactlyonce.connectors.kafka import log as log_module
@@ -45,9 +45,8 @@ def write(cluster: KafkaCluster, topic: str, codec: str) -> tuple[int, int]:
         assert producer.flush(LIMIT_S) == 0
     producer.commit_transaction(LIMIT_S)
     log = Log(ClientConfig({"bootstrap.servers": cluster.bootstrap_servers}))
-    deadline = time.monotonic() + LIMIT_S
-    while len(batches := list(log.batches(topic, 0, 0))) < 3:  # a commit is answered before its marker is written
-        assert time.monotonic() < deadline
+    until(lambda: len(list(log.batches(topic, 0, 0))) == 3)  # a commit is answered before its marker is written
+    batches = list(log.batches(topic, 0, 0))
     log.close()
     assert [(each.base_offset, each.records) for each in batches] == [(0, COUNT), (COUNT, COUNT), (2 * COUNT, 1)]
     return batches[0].producer_id, batches[0].epoch

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from running import Job, Run
+from waiting import until
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
@@ -24,15 +25,10 @@ JobOf = Callable[..., Job]
 def delete(kafka: KafkaCluster, topic: str) -> None:
     admin = kafka.admin()  # which takes its answers with it
     admin.delete_topics([topic])[topic].result(LIMIT_S)
-    topics, deadline = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})), time.monotonic() + LIMIT_S
-    try:
-        while time.monotonic() < deadline:
-            topics.describe([topic])
-    except TopicError:
-        return
-    finally:
-        topics.close()
-    raise AssertionError(f"{topic} is still there")
+    topics = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))
+    with pytest.raises(TopicError):
+        until(lambda: not topics.describe([topic]))
+    topics.close()
 
 
 def noted(job: Job) -> dict[tuple[str, int], tuple[int, str]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from typing import cast
 
 import pytest
 from confluent_kafka import Producer
+from waiting import until
 
 from exactlyonce.checkpoint.decision_log import DIGEST_HEADER, DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable, Written, coordinator_id
@@ -95,9 +95,7 @@ def killed_behind_its_answer(cluster: OwnCluster, stage: Stage, transactional_id
     assert stage.transactions.end_all([ending(committable)], commit=True) == [EndAnswer.COMPLETED]
     cluster.broker.kill()
     cluster.broker.start()
-    deadline = time.monotonic() + LIMIT_S
-    while not stage.is_complete(committable):
-        assert time.monotonic() < deadline
+    until(lambda: stage.is_complete(committable))
     return committable, bool(stage.hanging(committable))
 
 

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.records.encoding import Block, decode, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, Manifest, OrderLog
@@ -59,7 +60,7 @@ def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.broker
-def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str, manifest_of: Any) -> None:
+def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str) -> None:
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     topic = prepare_topic(config.confluent(), topic_name)
     writer, names, logs, expected = BlockWriter.connected(config.confluent(), topic, 1, 0), BlockNames(0), [], []
@@ -70,7 +71,7 @@ def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str, manifes
         logs.append(OrderLog("totals", 0, tuple(each.ref for each in tickets if each.ref is not None)))
         assert len(logs[-1].blocks) == len(tickets) > 1
         expected += said
-    manifest = decode(encode(manifest_of(topic_name, order_logs=tuple(logs))), Manifest)
+    manifest = decode(encode(blank_manifest(pipeline=topic_name, order_logs=tuple(logs))), Manifest)
     common = Unit(
         reference={}, fingerprint="", client={}, task="", subtask=0, parallelism=1, checkpoint=7, base=manifest,
         incarnation=1, attempt=0, topic=topic, topic_ids={}, readings=(), channels=(), order=None, write_state=False,

@@ -12,9 +12,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
+from exactlyonce.checkpoint.records.manifest import ChannelLog
 from exactlyonce.checkpoint.store.files import local
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
@@ -49,11 +50,11 @@ Topic = Callable[..., TopicSavepoint]
 
 
 @pytest.fixture
-def of_topic(storage: FileStorage, manifest_of: Callable[..., Manifest]) -> Topic:
+def of_topic(storage: FileStorage) -> Topic:
     """`of_topic(log, ...)`: checkpoint 7 with these logs."""
 
     def made(*logs: ChannelLog, **fields: Any) -> TopicSavepoint:
-        return TopicSavepoint(manifest_of("totals", channel_logs=logs, **fields), storage, "cluster")
+        return TopicSavepoint(blank_manifest(pipeline="totals", channel_logs=logs, **fields), storage, "cluster")
 
     return made
 

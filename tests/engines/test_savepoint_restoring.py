@@ -17,6 +17,7 @@ from typing import Any
 import fastavro
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
@@ -133,22 +134,18 @@ def exported_counts(folder: Path, state: Any = 2) -> tuple[str, list[KeptEntry]]
 
 
 @pytest.mark.parametrize("max_parallelism", [128, 24, 512])
-def test_states_are_written_anew(
-    max_parallelism: int, tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any
-) -> None:
+def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, storage: Any, restoring: Any) -> None:
     url, states = exported_counts(tmp_path)
     notes = list[str]()
     restored = restoring(url, graph(max_parallelism), 3, notes=notes).write(0, 1)
-    manifest = manifest_of("totals", operators=restored.operators, max_parallelism=max_parallelism)
+    manifest = blank_manifest(operators=restored.operators, max_parallelism=max_parallelism)
     found = list(kept_state(manifest, "counts", storage).entries())
     assert sorted(found) == sorted(each._replace(group=key_group(each.key, max_parallelism)) for each in states)
     assert (restored.offsets, len(restored.operators[0].index)) == (saved(("right",), ()).offsets, 3)
     assert url in notes[0]
 
 
-def test_states_are_read_some_at_a_time(
-    tmp_path: Path, manifest_of: Any, monkeypatch: Any, storage: FileStorage, restoring: Any
-) -> None:
+def test_states_are_read_some_at_a_time(tmp_path: Path, monkeypatch: Any, storage: FileStorage, restoring: Any) -> None:
     monkeypatch.setattr(kept_states, "READ_BYTES", 1)
     url, states = exported_counts(tmp_path, "x" * 1_000)
     restored = restoring(url, graph(), 1).write(0, 1)
@@ -159,7 +156,7 @@ def test_states_are_read_some_at_a_time(
         return fetch(wanted)
 
     monkeypatch.setattr(storage, "fetch", noted)
-    left = kept_state(manifest_of("totals", operators=restored.operators), "counts", storage).entries()
+    left = kept_state(blank_manifest(operators=restored.operators), "counts", storage).entries()
     first = next(left)
     assert len(fetched) == 2, "the index, and the block of its key group"
     assert sorted([first, *left]) == states
@@ -167,7 +164,7 @@ def test_states_are_read_some_at_a_time(
     assert len(fetched) < 2 * len(set(fetched)), "what a key group shares with the one before it, at most, again"
 
 
-def test_states_of_two_versions(tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any) -> None:
+def test_states_of_two_versions(tmp_path: Path, storage: Any, restoring: Any) -> None:
     """Not without the migration, which says what the old ones mean. None is said to be of the newer one's schema."""
     keys = [canonical_key(b"%d" % number) for number in range(1_000)]
     states = sorted(
@@ -188,7 +185,7 @@ def test_states_of_two_versions(tmp_path: Path, manifest_of: Any, storage: Any, 
     with pytest.raises(StateIncompatible, match=r"operator 'counts' is of version 2, .* no migration of version 1"):
         restoring(url, versioned(), 3)
     restored = restoring(url, versioned(migrations={1: lambda state: state}), 3).write(0, 1)
-    manifest = manifest_of("totals", operators=restored.operators)
+    manifest = blank_manifest(operators=restored.operators)
     assert sorted(kept_state(manifest, "counts", storage).entries()) == states
 
 
@@ -200,7 +197,7 @@ def by_number(record: bytes) -> int:
     return len(record)
 
 
-def test_state_by_other_keys(tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any) -> None:
+def test_state_by_other_keys(tmp_path: Path, storage: Any, restoring: Any) -> None:
     states = [KeptEntry(key_group(key, 128), key, b"\x05", 1) for key in (canonical_key("ann"),)]
     kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", 1, keys="str"),))
     url = export(Given(kept, states), f"file://{tmp_path}")
@@ -210,7 +207,7 @@ def test_state_by_other_keys(tmp_path: Path, manifest_of: Any, storage: Any, res
         restoring(url, other)
     assert restoring(url, other, allowed=True).write(0, 1).operators == ()
     restored = restoring(url, same).write(0, 1)
-    newest = manifest_of("totals", operators=restored.operators, fingerprint=same.fingerprint())
+    newest = blank_manifest(operators=restored.operators, fingerprint=same.fingerprint())
     require_readable(same, newest, storage)
     with pytest.raises(StateIncompatible, match=r"'counts' has keys of type \"str\", and key_by gives .*\"int\""):
         require_readable(other, newest, storage)
@@ -289,13 +286,13 @@ def exported_loop(folder: Path) -> str:
 @pytest.mark.parametrize(("loop", "mapping"), [("again", {}), ("renamed", {"again": "renamed"})])
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
 def test_what_goes_round_is_written_anew(
-    parallelism: int, loop: str, mapping: dict[str, str], tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any
+    parallelism: int, loop: str, mapping: dict[str, str], tmp_path: Path, storage: Any, restoring: Any
 ) -> None:
     url = exported_loop(tmp_path)
     now = looping(loop=loop)
     logs = restoring(url, now, parallelism, mapping).write(0, 1).channel_logs
     assert sum(each.records for each in logs) == len(ROUNDS)
-    manifest = manifest_of("totals", channel_logs=logs, parallelism=parallelism, fingerprint=now.fingerprint())
+    manifest = blank_manifest(channel_logs=logs, parallelism=parallelism, fingerprint=now.fingerprint())
     found = []
     for subtask in range(parallelism):
         frames = in_flight.restored(manifest, now, subtask, parallelism, storage)
@@ -372,12 +369,12 @@ def test_a_loop_of_the_same_type() -> None:
         require_same("again", Tagged, [LoopEntry(0, written, "orders", 0, 0)], "savepoint", describe(Labelled))
 
 
-def test_a_savepoint_says_what_goes_round(tmp_path: Path, manifest_of: Any, storage: Any, restoring: Any) -> None:
+def test_a_savepoint_says_what_goes_round(tmp_path: Path, storage: Any, restoring: Any) -> None:
     kept = msgspec.structs.replace(saved(("right",), ()), loops=(SavedLoop("again", len(ROUNDS), "int"),))
     url = export(Given(kept, [], ROUNDS), f"file://{tmp_path}")
     now = looping(loop="renamed")
     logs = restoring(url, now, 2, {"again": "renamed"}).write(0, 1).channel_logs
-    (loop,) = TopicSavepoint(manifest_of("totals", channel_logs=logs), storage, "c").saved.loops
+    (loop,) = TopicSavepoint(blank_manifest(channel_logs=logs), storage, "c").saved.loops
     assert (loop.loop, loop.records, loop.schema) == ("renamed", len(ROUNDS), "int")
     with pytest.raises(GraphError, match=r"'again', written as another type than str, .*str is str now, and was int"):
         restoring(url, looping(str), 1)

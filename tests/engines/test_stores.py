@@ -16,11 +16,12 @@ from running import QUICK, Job, Run, abort_while_a_worker_sleeps, orders, stop
 from stored import assert_rows, rows_of
 from test_kill_matrix import ELSEWHERE
 from unreferenced import unreferenced_blocks
+from waiting import until
 
 from exactlyonce.cli.main import main
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.failpoints import NAMES
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
 
@@ -57,11 +58,8 @@ PLACES = sorted(set(NAMES) - ELSEWHERE | {"store-committing", "store-committed"}
 def test_kills(name: str, stored: Stored, failpoint: Callable[..., dict[str, str]], tmp_path: Path) -> None:
     once = name in ("coordinator-opened", "coordinator-swept", "worker-restored")
     run = stored.job.start("--parallelism", "2", env=failpoint(name, nth=1 if once else 2))
-    fired, deadline = tmp_path / "fired" / name, time.monotonic() + LIMIT_S
-    while not fired.exists():
-        assert time.monotonic() < deadline, f"the planned kill happened: {run.said}"
-        stored.job.feed(100)
-        time.sleep(0.1)
+    fired = tmp_path / "fired" / name
+    until(fired.exists, meanwhile=lambda: stored.job.feed(100), told=lambda: run.said, pause_s=0.1)
     if name.startswith("worker"):
         run.await_checkpoint()
         run.kill()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
+from waiting import until
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
@@ -63,18 +64,15 @@ def initialize(kafka: Any, ids: list[str]) -> None:
     transactions.close()
     wire = Wire(config, timeout_ms=round(LIMIT_S * 1000))
     node = wire.metadata().brokers[0].node_id
-    waiting, deadline = set(ids), time.monotonic() + LIMIT_S
-    while waiting:
-        assert time.monotonic() < deadline, f"{len(waiting)} ids are initialised"
-        asked = sorted(waiting)
-        requests = [
-            InitProducerIdRequest(
-                transactional_id=each, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
-            )
-            for each in asked
-        ]  # fmt: skip
-        answers = wire.ask_all([Request(each, node) for each in requests])
-        waiting = {each for each, answer in zip(asked, answers, strict=True) if answer.error_code}
+    request = partial(InitProducerIdRequest, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1)
+    waiting = sorted(ids)
+
+    def done() -> bool:
+        answers = wire.ask_all([Request(request(transactional_id=each), node) for each in waiting])
+        waiting[:] = [each for each, answer in zip(waiting, answers, strict=True) if answer.error_code]
+        return not waiting
+
+    until(done)
     wire.close()
 
 

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Job
+from running import Job, await_stopped
 
 from exactlyonce.pipeline.failpoints import NAMES
-from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
 
 FENCED = 5
-
-
-def await_stopped(pid: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
-        assert time.monotonic() < deadline, "the process stops at its failpoint"
-        time.sleep(0.01)  # looking at another process
 
 
 @pytest.mark.exhaustive(but=["coordinator-decided"])

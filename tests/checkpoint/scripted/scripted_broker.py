@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
@@ -29,12 +30,9 @@ def transactions(incarnation: int = 3, attempt: int = 1, timeout_ms: int = 100_0
     )  # fmt: skip
 
 
-MANIFEST = Manifest(
-    pipeline="p", checkpoint=7, incarnation=3, attempt=0, kind="checkpoint", base=6, previous=6, triggered_at_ms=0,
-    completed_at_ms=99, fingerprint="print", max_parallelism=128, parallelism=1, block_partitions=4,
-    block_end_offsets=(0, 5, 5, 5), written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(),
-    sinks=(),
-)  # fmt: skip
+MANIFEST = blank_manifest(
+    incarnation=3, completed_at_ms=99, fingerprint="print", block_partitions=4, block_end_offsets=(0, 5, 5, 5)
+)
 BLOCK = BlockRef(1, 0, "block", 1, b"")
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint import events
 from exactlyonce.checkpoint.commits.protocol import Refuse
@@ -36,12 +37,8 @@ PRODUCERS = 9
 
 
 def manifest(checkpoint: int = 0, **changes: Any) -> Manifest:
-    blank = Manifest(
-        pipeline="p", checkpoint=checkpoint, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
-        triggered_at_ms=0, completed_at_ms=0, fingerprint="f", max_parallelism=128, parallelism=2, block_partitions=4,
-        written_bytes=0, block_end_offsets=(), offsets=(), operators=(), order_logs=(), sinks=(), committables=(),
-    )  # fmt: skip
-    return msgspec.structs.replace(blank, **changes)
+    fields: dict[str, Any] = {"base": 0, "previous": 0, "fingerprint": "f", "parallelism": 2, "block_partitions": 4}
+    return blank_manifest(checkpoint=checkpoint, **fields | changes)
 
 
 def precommit(checkpoint: int, subtask: int = 0, open_ms: int = 0) -> Precommit:

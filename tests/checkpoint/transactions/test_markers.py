@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
 from exactlyonce.checkpoint.decision import finish
 from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.requests import (
     Append,
     CopyTransaction,
@@ -294,12 +294,7 @@ def test_what_is_lost_in_one_partition_is_repaired_there_alone() -> None:
     broker.answers = {"eo:p:out:0:2.0:0": EndAnswer.UNKNOWN}
     broker.fates = [Fate.COMMITTED, Fate.ABORTED]
     decided = committable("eo:p:out:0:2.0:0")
-    manifest = Manifest(
-        pipeline="p", checkpoint=1, incarnation=2, attempt=0, kind="checkpoint", base=0, previous=0,
-        triggered_at_ms=0, completed_at_ms=9, fingerprint="print", max_parallelism=128, parallelism=1,
-        block_partitions=2, block_end_offsets=(0, 0), written_bytes=0, offsets=(), operators=(), order_logs=(),
-        committables=(decided,), sinks=(),
-    )  # fmt: skip
+    manifest = blank_manifest(checkpoint=1, incarnation=2, base=0, previous=0, committables=(decided,))
     protocol = TransactionCommits(
         pipeline="p", incarnation=3, attempt=0, cluster_id="cluster", transaction_version=2,
         transaction_timeout_ms=60_000,

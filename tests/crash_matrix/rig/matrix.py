@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 RUN_BY_CELLS = (
     *("checkpoint", "cli", "connectors", "engines", "pipeline", "sinks", "state", "testing"),
     *("tests/crash_matrix/rig", "tests/sinks/postgres/rig"),
-    *(f"tests/engines/{each}.py" for each in ("kafka_proxy", "running", "unreferenced")),
+    *(f"tests/engines/{each}.py" for each in ("kafka_proxy", "running", "unreferenced", "waiting")),
 )
 """What a cell runs."""
 
