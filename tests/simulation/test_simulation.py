@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from luck import HARMS, LUCK
 from mutants import MUTANTS, SAMPLE
 from simulate import ANY, KINDS, kind, main
 from topologies import ANY_STORE, LOOP_SHAPES, SHAPES
-from world import replay_command, simulate
+from world import lived, replay_command, simulate
 
 FAULTS = {
     "coordinator crashed", "zombie coordinator", "coordinator slept", "worker crashed", "zombie worker",
@@ -68,11 +67,7 @@ ELSEWHERE = {
     ("seeds", "met"), [pytest.param(12, ALL - RARE - DRAWN, id="sample"), pytest.param(400, ALL, id="hundreds")]
 )
 def test_no_fault_breaks_an_invariant(seeds: int, met: set[str]) -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(seeds):
-        seen.update(simulate(seed).seen)
-    for seed in range(seeds // 20):
-        seen.update(simulate(seed, luck="naps").seen)
+    seen = lived(range(seeds)) + lived(range(seeds // 20), luck="naps")
     print(f"{seeds} seeds: {dict(sorted(seen.items()))}")
     assert [each for each in sorted(met) if not seen[each]] == []
 
@@ -89,9 +84,7 @@ def test_no_luck_breaks_an_invariant(luck: str, seed: int) -> None:
 @pytest.mark.parametrize("luck", SHAPES_OF)
 @pytest.mark.parametrize("shape", LOOP_SHAPES)
 def test_what_goes_round_breaks_no_invariant(shape: str, luck: str) -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(8):
-        seen.update(simulate(seed, shape, luck).seen)
+    seen = lived(range(8), shape, luck)
     assert seen["record on its way"] or luck == "cycles at least once"
     assert seen["savepoint restored with records on their way"] or luck != "cycles from savepoint"
 
@@ -100,22 +93,14 @@ def test_at_least_once_comes_again_where_streams_meet_and_nothing_is_missing() -
     """A chain of maps and filters is exact, by the judge of exactly once."""
     doubled = sum(simulate(seed, ANY_STORE, "at least once").oracle.readers.doubled for seed in (4, 5))
     assert doubled > 0
-    crashed = sum(simulate(seed, "stateless", "at least once").seen["worker crashed"] for seed in range(2))
-    assert crashed > 0
+    assert lived(range(2), "stateless", "at least once")["worker crashed"] > 0
 
 
 @pytest.mark.exhaustive
 def test_what_barriers_overtake_counts_once() -> None:
-    seen: Counter[str] = Counter()
-    for luck, first in (
-        ("unaligned", 0),
-        ("overtaken late", 0),
-        ("crowded", 0),
-        ("unaligned replays", 10),
-        ("savepoints between", 0),
-    ):
-        for seed in range(first, first + 10):
-            seen.update(simulate(seed, luck=luck).seen)
+    seen = lived(range(10, 20), luck="unaligned replays")
+    for luck in ("unaligned", "overtaken late", "crowded", "savepoints between"):
+        seen += lived(range(10), luck=luck)
     wanted = (
         "unaligned checkpoint", "record on its way", "restored records on their way", "rescaled",
         "aligned among unaligned", "replay behind records on their way", "replay up to records on their way",
@@ -127,9 +112,7 @@ def test_what_barriers_overtake_counts_once() -> None:
 @pytest.mark.parametrize("seeds", [3, 8])
 @pytest.mark.parametrize("luck", ["cancelled", "cancelled and deleted"])
 def test_checkpoints_go_where_the_retention_says_so(luck: str, seeds: int) -> None:
-    seen: Counter[str] = Counter()
-    for seed in range(seeds):
-        seen.update(simulate(seed, luck=luck).seen)
+    seen = lived(range(seeds), luck=luck)
     assert seen["cancelled"] > 0
     assert bool(seen["condemned"]) == (luck == "cancelled and deleted")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import msgspec
@@ -449,6 +449,11 @@ def simulate(seed: int, shape: str | None = None, luck: str | None = None) -> Wo
     world.seen.update(world.oracle.met)
     world.seen[f"topology {world.topology.name}"] += 1
     return world
+
+
+def lived(seeds: Iterable[int], shape: str | None = None, luck: str | None = None) -> Counter[str]:
+    """Live through the histories of *seeds*; how often what was seen in all of them."""
+    return sum((simulate(seed, shape, luck).seen for seed in seeds), Counter())
 
 
 def replay_command(seed: int, shape: str | None = None, luck: str | None = None) -> str:

@@ -29,26 +29,12 @@ def test_more_may_follow_the_number_of_an_attempt() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "eo:a:coordinator",
-        "eo:a:out:0:1.0",
-        "eo:a:out:0:1.0:0:0",
-        "eo:a:out:0:1.0:0\n",
-        " eo:a:out:0:1.0:0",
-        "eo::out:0:1.0:0",
-        "eo:a:out:x:1.0:0",
-        "eo:a:out:-1:1.0:0",
-        "eo:a:out:0:x.0:0",
-        "eo:a:out:0:1.:0",
-        "eo:a:out:0:1.x:0",
-        "eo:a:out:0:1.0x:0",
-        "eo:a:out:0:1.0-:0",
-        "eo:a:out:0:10:0",
-        "eo:a b:out:0:1.0:0",
-        "eo:a:out:٣:1.0:0",
-        "EO:a:out:0:1.0:0",
+        "", "eo:a:coordinator", "eo:a:out:0:1.0", "eo:a:out:0:1.0:0:0", "eo:a:out:0:1.0:0\n", " eo:a:out:0:1.0:0",
+        "eo::out:0:1.0:0", "eo:a:out:x:1.0:0", "eo:a:out:-1:1.0:0", "eo:a:out:0:x.0:0", "eo:a:out:0:1.:0",
+        "eo:a:out:0:1.x:0", "eo:a:out:0:1.0x:0", "eo:a:out:0:1.0-:0", "eo:a:out:0:10:0", "eo:a b:out:0:1.0:0",
+        "eo:a:out:٣:1.0:0", "EO:a:out:0:1.0:0",
     ],
-)
+)  # fmt: skip
 def test_what_is_not_whole_is_none_of_ours(text: str) -> None:
     assert TransactionalId.parse(text) is None
 
