@@ -13,11 +13,13 @@ from confluent_kafka import Producer
 from pipelines import linear
 from running import QUICK, Ended, Job, run_here, stop, visible
 from test_input_topics import delete
+from waiting import succeeds, until
 
+from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.cli.main import main
 from exactlyonce.engines.local.workers import refuse_too_many
 from exactlyonce.engines.plan import plan
-from exactlyonce.pipeline.errors import INTERRUPTED, ConfigError
+from exactlyonce.pipeline.errors import INTERRUPTED, ConfigError, TopicError
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
@@ -183,6 +185,8 @@ def _delete_the_blocks(job: Job) -> None:
     job.kafka.configure_topic(topic, cleanup_policy="compact,delete")
     job.kafka.delete_records(topic, dict.fromkeys(range(1, 5), -1))
     job.kafka.configure_topic(topic, cleanup_policy="compact")
+    config = {"bootstrap.servers": job.kafka.bootstrap_servers}
+    until(lambda: succeeds(lambda: prepare_topic(config, job.name), unless=TopicError))  # settings come a little later
 
 
 @pytest.mark.exhaustive

@@ -80,8 +80,8 @@ def test_an_open_that_does_not_return_is_replaced_and_named(waiting: Callable[..
 def test_a_worker_that_stands_still_while_it_starts_is_replaced(job_of: Callable[..., Job], failpoint: Any) -> None:
     job = job_of("linear")
     job.feed(500)
-    run = job.finish("--deploy-timeout", "8s", env=failpoint("worker-restored", "stop"))
-    assert re.search("restarting .*not ready within 8000 ms: worker 0 has .*said nothing for", run.said)
+    run = job.finish("--deploy-timeout", "20s", env=failpoint("worker-restored", "stop"))
+    assert re.search("restarting .*not ready within 20000 ms: worker 0 has .*said nothing for", run.said)
     job.assert_totals()
 
 
