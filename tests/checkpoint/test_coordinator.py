@@ -257,7 +257,6 @@ def test_a_script(script: str) -> None:
 
 
 def plan_of(job: ScriptedJob, *acks: Ack) -> PendingCheckpoint:
-    """What is to be decided once these have come."""
     effects = [effect for each in acks for effect in job(Acknowledged(each))]
     (decide,) = [each for each in effects if isinstance(each, Decide)]
     return decide.plan

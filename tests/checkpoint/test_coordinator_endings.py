@@ -292,7 +292,6 @@ class Backlogged(ScriptedJob):
         self.ended: events.End | None = None
 
     def live(self, until_ms: int) -> None:
-        """Until it has ended, or for so long."""
         self.perform(self._recovered("0"))
         while self.ended is None and self.now_ms < until_ms:
             self.now_ms += INTERVAL_MS // 10
@@ -303,7 +302,6 @@ class Backlogged(ScriptedJob):
                     self.perform(self._ack(str(plan.checkpoint)))
 
     def perform(self, effects: list[events.Effect]) -> None:
-        """As an engine does."""
         for effect in effects:
             match effect:
                 case events.Restart():

@@ -23,7 +23,6 @@ ENDS = ["C", "BC", "R", "U:committed", "U:aborted", "U:gone"]
 
 
 def scripted(ends: Mapping[str, str], **more: Any) -> World:
-    """A world where each id ends as its word says."""
     answers = {each: end.split(":")[0] for each, end in ends.items()}
     fates = {each: Fate(end[2:]) for each, end in ends.items() if end.startswith("U")}
     return World(answers, fates, **more)
@@ -31,9 +30,7 @@ def scripted(ends: Mapping[str, str], **more: Any) -> World:
 
 @pytest.mark.parametrize("ends", list(itertools.product(ENDS, repeat=2)), ids="+".join)
 def test_every_combination_of_answers_ends_proven_repaired_or_in_a_halt(ends: tuple[str, str]) -> None:
-    """Of two committables of different subtasks, whatever the broker answers: what it committed is committed, what its
-    records prove is proven, what it aborted is repaired by a copy, and what is gone halts; nothing decided is aborted
-    but what a durable repair stands in for; and the mark is written last, or not at all."""
+    """Nothing decided is aborted but what a durable repair stands in for; the mark is written last, or not at all."""
     first, second = committable(0, 0), committable(1, 1)
     world = scripted({first.transactional_id: ends[0], second.transactional_id: ends[1]})
     expected = {"C": "committed", "BC": "committed", "R": "repaired", "U:committed": "proven", "U:aborted": "repaired"}
@@ -121,9 +118,7 @@ def test_a_stand_in_is_protected_from_the_sweep_and_the_original_is_not() -> Non
 
 
 def test_what_follows_a_lost_transaction_of_its_subtask_is_copied_behind_it() -> None:
-    """A transaction carried from an aborted checkpoint is lost, the next one of the same subtask is not: both are
-    copied, in order, recorded together, and only then is the original of the second aborted. It never becomes visible
-    before the first."""
+    """Both are recorded together before the original of the second is aborted: it is never visible before the first."""
     first, second, other = committable(0, 0, 6), committable(1, 0, 7), committable(2, 1, 7)
     world = World({name(0): "R"})
     fates = finished(world, manifest(second, other, first))
@@ -244,8 +239,6 @@ def test_a_finish_that_crashes_between_any_two_requests_can_be_run_again(stop: i
 
 
 def test_what_stands_for_a_committable_is_its_newest_repair_where_there_is_one() -> None:
-    """By partition the newest repair stands in; what was not lost stands for itself; an accepted loss is left out."""
-
     def made(slot: object, *partitions: int) -> Committable:
         written = tuple(Written("t", partition, 0, 5) for partition in partitions)
         return msgspec.structs.replace(committable(0), transactional_id=name(slot), written=written)

@@ -16,8 +16,6 @@ from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, Tr
 
 
 class Asked:
-    """Answers describe requests from tables."""
-
     def __init__(self, states: Iterable[TransactionState], producers: Iterable[ProducerState]) -> None:
         self.states = {each.transactional_id: each for each in states}
         self.producers = list(producers)
@@ -34,24 +32,20 @@ class Asked:
 
 
 def ongoing(each: Precommit, *partitions: tuple[str, int], state: str = "Ongoing", epoch: int = 3) -> TransactionState:
-    """The transaction of *each* as the broker shows it."""
     return TransactionState(each.transactional_id, state, each.producer_id, epoch, 100_000, 0, partitions)
 
 
 def producing(each: Precommit, partition: int, records: int, start: int | None = 50, epoch: int = 3) -> ProducerState:
-    """The producer of *each* as partition *partition* of topic t shows it."""
     return ProducerState("t", partition, each.producer_id, epoch, records - 1, 0, start)
 
 
 def checked(precommits: list[Precommit], world: Asked, age_ms: int = 0) -> list[Committable] | Refuse:
-    """Run the check with all transactions of one age."""
     ages_ms = {each.transactional_id: age_ms for each in precommits}
     return drive(transactions().check_uncounted(precommits, ages_ms), world)
 
 
 def test_a_committable_is_made_of_the_brokers_own_words() -> None:
-    """First offsets and counts of a committable are what the partitions say of its producer id and epoch; producers of
-    others, partitions it is not in, and those it has written nothing to are left out."""
+    """Producers of others, partitions that it is not in, and those that it has written nothing to are left out."""
     ours, theirs = precommit(0, records=7), precommit(1)
     world = Asked(
         [ongoing(ours, ("t", 0), ("t", 1), ("t", 2))],
@@ -72,7 +66,6 @@ def test_a_committable_is_made_of_the_brokers_own_words() -> None:
 
 
 def test_precommits_without_records_are_no_committables_and_nothing_is_asked() -> None:
-    """An empty transaction does not exist: the broker is not asked about it."""
     world = Asked([], [])
     assert checked([precommit(0, records=0)], world) == []
     assert world.asked == []

@@ -40,8 +40,7 @@ def decided(
     known: dict[str, Committable] | None = None,
     checks: Sequence[Check] = (),
 ) -> Decided | Refuse | Unresolved:
-    """Run the decision, of which *counted* says whether its precommits were counted as they arrived, *known* what came
-    of that."""
+    """*counted*: whether precommits were counted as they arrived; *known*: what came of that."""
     protocol = transactions()
     if known is not None:
         protocol.counted.update(known)
@@ -66,19 +65,16 @@ def decided(
 
 
 def looking() -> ask.Procedure[Refuse | None]:
-    """A check that holds."""
     yield ask.LookAtTopics(MANIFEST)
     return None
 
 
 def refusing() -> ask.Procedure[Refuse | None]:
-    """A check that does not."""
     yield ask.LookAtTopics(MANIFEST)
     return Refuse("a block is gone")
 
 
 def halting() -> ask.Procedure[Refuse | None]:
-    """A check that needs a person."""
     yield ask.LookAtTopics(MANIFEST)
     raise Halt("the topic is gone")
 
@@ -99,8 +95,6 @@ def kinds(world: World) -> list[Any]:
 
 
 def test_what_was_counted_is_decided_in_one_round_of_questions() -> None:
-    """The manifest is produced while transactions are described and all else is checked; then it is committed, then the
-    sinks' transactions are, their markers are seen, and the finalized mark goes with the tombstones."""
     world = World()
     verdict = decided(world, precommit(0), precommit(1, subtask=1), checks=[looking])
     expected = manifest(committable(0), committable(1, subtask=1))
@@ -153,8 +147,7 @@ def test_a_count_that_is_not_the_brokers_writes_nothing() -> None:
     [(ask.DescribeTransactions, True), (ask.LookAtTopics, True), (ask.DescribeProducers, False)],
 )
 def test_a_broker_that_does_not_answer_a_check_refuses_the_checkpoint(question: type, counted: bool) -> None:
-    """Before the manifest is committed the checkpoint never happened: a broker that is away refuses it, no more, and
-    what was produced is taken back."""
+    """Before the manifest is committed the checkpoint never happened; what was produced is taken back."""
     world = World()
     world.raising[question] = BrokerUnavailable("no broker answers")
     assert decided(world, precommit(0), counted=counted, checks=[looking]) == Refuse("no broker answers")
@@ -164,7 +157,6 @@ def test_a_broker_that_does_not_answer_a_check_refuses_the_checkpoint(question: 
 
 @pytest.mark.parametrize(("check", "said"), [(refusing, "a block is gone"), (halting, "the topic is gone")])
 def test_what_a_check_refuses_is_taken_back(check: Check, said: str) -> None:
-    """The manifest was produced meanwhile: it is taken back before the checkpoint is refused, or the halt is raised."""
     world = World()
     if check is halting:
         with pytest.raises(Halt, match=said):
@@ -177,8 +169,7 @@ def test_what_a_check_refuses_is_taken_back(check: Check, said: str) -> None:
 
 
 def test_a_checkpoint_that_a_manifest_has_no_room_for_is_refused_before_anything_is_asked() -> None:
-    """It is no defect: an attempt that carries nothing over may have room, and else whoever reads is told of what there
-    is too much."""
+    """It is no defect: an attempt that carries nothing over may have room."""
 
     class Small(World):
         def produce(self, made: Manifest) -> ask.Procedure[bool]:
@@ -199,7 +190,6 @@ def test_a_halt_is_raised_though_another_check_refuses() -> None:
 
 
 def test_a_transaction_that_ended_since_it_was_counted_refuses_the_checkpoint() -> None:
-    """A count holds only for a transaction that is still open when it is decided."""
     world = World()
     world.states[name(0)] = "CompleteAbort"
     verdict = decided(world, precommit(0))
@@ -242,7 +232,6 @@ def test_a_decision_with_a_commit_that_is_not_proven_is_not_finalized(answer: st
 
 @pytest.mark.parametrize("outcome", [Outcome.NOT_WRITTEN, Outcome.UNKNOWN])
 def test_a_mark_that_could_not_be_written_ends_this_incarnation(outcome: Outcome) -> None:
-    """If the finalized mark is not known to be durable this incarnation ends: the next one reads what is true."""
     with pytest.raises(Undetermined, match=r"Checkpoint 7 is complete and committed.*Nothing is lost"):
         decided(World(outcomes=[Outcome.DONE, outcome]), precommit(0))
 

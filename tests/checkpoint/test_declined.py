@@ -124,7 +124,6 @@ def test_a_script(script: str) -> None:
 
 
 def test_it_is_said_now_and_then() -> None:
-    """While checkpoint after checkpoint is declined, it is said once in ten seconds."""
     job, notes = ScriptedJob(), 0
     job.do("running")
     while job.now_ms < 3 * DECLINED_NOTE_INTERVAL_MS:
@@ -135,7 +134,6 @@ def test_it_is_said_now_and_then() -> None:
 
 @pytest.mark.parametrize("savepoint", ["", " savepoint"])
 def test_what_is_late_while_a_worker_finds_no_room_is_no_failure(savepoint: str) -> None:
-    """It is aborted, and the job waits for room; a savepoint is taken then, at once, and has lost none of its tries."""
     job = ScriptedJob()
     job.do("running")
     assert job.do("savepoint a" if savepoint else "+1000 tick") == [f"trigger 1 on 0{savepoint}"]

@@ -21,7 +21,6 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 
 
 def pausing(*durations_ms: int) -> Procedure[list[int]]:
-    """Ask for each pause, and return the answers."""
     found = []
     for each in durations_ms:
         found.append((yield Pause(each)))
@@ -49,7 +48,6 @@ class Doubling:
 
 
 def test_one_request_of_each_procedure_goes_out_in_a_round() -> None:
-    """Three procedures take as many rounds as the longest has requests, and each gets its own answers."""
     world = Doubling()
     assert drive(concurrently(pausing(1, 2, 3), pausing(), pausing(4)), world) == ([2, 4, 6], [], [8])
     assert world.rounds == [[1, 4], [2], [3]]
@@ -92,8 +90,6 @@ def test_nothing_is_asked_where_no_procedure_asks() -> None:
 
 
 def test_what_is_no_error_is_never_an_answer() -> None:
-    """The end of the process passes through: it is nobody's answer."""
-
     def interrupted(_: Request) -> Any:
         raise KeyboardInterrupt
 

@@ -14,7 +14,6 @@ from exactlyonce.checkpoint.retention import Ledger, by_storage
 
 
 def block(number: int, storage: str = TOPIC) -> StoredBlock:
-    """A block that is told apart by its offset."""
     return StoredBlock(storage, BlockRef(1, number, f"block/{number}", 1, b""))
 
 
@@ -42,7 +41,6 @@ def test_a_block_that_is_damaged_is_kept_as_long_as_a_manifest_names_it() -> Non
 
 
 def test_a_storage_that_has_two_names() -> None:
-    """What is needed under one of them is not dropped under the other."""
     ledger = Ledger(1)
     ledger.completed(1, by_storage([block(1, "file:///mnt/blocks")]))
     ledger.written(1, [block(1, "file:///link"), block(2, "file:///link")])

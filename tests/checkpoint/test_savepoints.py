@@ -165,8 +165,6 @@ def test_a_script(script: str) -> None:
 @pytest.mark.parametrize("tolerable_failed", [0, 2])
 @pytest.mark.parametrize("stop", ["", " stop"])
 def test_a_savepoint_that_is_never_in_time(stop: str, tolerable_failed: int) -> None:
-    """It is tried some times, after a checkpoint each, and given up then, whoever still asks for it: a request may
-    outlive who has asked."""
     job, latest = ScriptedJob(tolerable_failed=tolerable_failed), 0
     job.do("running")
     effects = job.do(f"savepoint a{stop}")
@@ -185,9 +183,7 @@ def test_a_savepoint_that_is_never_in_time(stop: str, tolerable_failed: int) -> 
 
 @pytest.mark.parametrize("stop", ["", " stop"])
 def test_whoever_asks_again_and_again_does_not_stop_all_progress(stop: str) -> None:
-    """After a savepoint that came to nothing no other is triggered, and nothing is the last checkpoint for one, before
-    an ordinary checkpoint is complete, and a pause over: also for who asks meanwhile. Where request after request is
-    given up, twice as many go first each time."""
+    """After request upon request that is given up, twice as many ordinary checkpoints go first each time."""
     job, latest = ScriptedJob(min_pause_ms=300), 0
     job.do("running")
     job.do(f"savepoint first{stop}")
@@ -207,7 +203,6 @@ def test_whoever_asks_again_and_again_does_not_stop_all_progress(stop: str) -> N
 
 
 def test_a_savepoint_that_fits_again_is_not_held_up_by_those_that_did_not() -> None:
-    """Once one is complete, a single checkpoint goes first after the next that comes to nothing."""
     requests = SavepointRequests()
     for number in range(4 * TRIES_MAX):
         requests.ask(f"{number // TRIES_MAX}", stop=False)
@@ -223,7 +218,6 @@ def test_a_savepoint_that_fits_again_is_not_held_up_by_those_that_did_not() -> N
 
 @pytest.mark.parametrize("exactly_once", [True, False])
 def test_a_savepoints_barrier_holds_back_in_every_mode(exactly_once: bool) -> None:
-    """Also at least once; before and after it is as the mode says."""
     alignment = Alignment("ab", exactly_once=exactly_once)
     assert not alignment.barrier("a", 1, aligned=True)
     assert alignment.is_held("a")
@@ -234,7 +228,6 @@ def test_a_savepoints_barrier_holds_back_in_every_mode(exactly_once: bool) -> No
 
 
 def test_savepoints_do_not_count_among_the_retained() -> None:
-    """However many there are, as many ordinary checkpoints are kept as the setting says; and the newest of all."""
     ledger = Ledger(1)
     ledger.completed(1, by_storage(blocks(1)))
     for checkpoint in (2, 3):
@@ -246,7 +239,6 @@ def test_savepoints_do_not_count_among_the_retained() -> None:
 
 
 def test_a_savepoint_that_is_released_goes_when_it_may() -> None:
-    """Not while it is the newest or pinned; and what later ones stand on stays."""
     ledger = Ledger(2)
     ledger.completed(1, by_storage(blocks(1, 2)), keep=True)
     ledger.release(1)

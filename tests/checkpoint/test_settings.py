@@ -34,7 +34,6 @@ def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, said: 
 
 
 def test_barriers_overtake_where_records_count_once_only() -> None:
-    """Unaligned checkpoints in mode at_least_once are refused, and so is a timeout of an alignment that has none."""
     with pytest.raises(ConfigError, match="unaligned goes with mode exactly_once only"):
         CheckpointSettings(unaligned=True, mode="at_least_once")
     with pytest.raises(ConfigError, match=r"aligned_timeout .* is 5 ms, but .* set unaligned as well"):

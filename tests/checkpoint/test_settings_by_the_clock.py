@@ -204,14 +204,12 @@ def never_ready(job: Timetable) -> Timetable:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_setting_makes_the_timetable(name: str) -> None:
-    """What happens, and when, to the millisecond."""
     job, until_ms, expected = CASES[name]
     assert "; ".join(job().until(until_ms)) == expected
 
 
 @pytest.mark.parametrize("retained", [1, 2, 5])
 def test_so_many_checkpoints_are_retained(retained: int) -> None:
-    """num_retained: the newest of all that have completed."""
     job = Timetable(interval_ms=100, num_retained=retained)
     job.until(1_050)
     assert job.ledger.retained == [*range(11 - retained, 11)]

@@ -46,7 +46,6 @@ def is_there(shown: str) -> bool:
 
 
 def test_promises_are_counted_by_their_rows(table: Callable[..., list[dict[str, str]]]) -> None:
-    """Each that the report counts records for is one of the page, which names the same rows."""
     columns = ("promise", "what it rests on", "what shows it")
     shown = {row["promise"]: row["what shows it"] for row in table("docs/guarantees.md", *columns)}
     with_cells = {row.number for row in ROWS if row.ways}
@@ -56,7 +55,6 @@ def test_promises_are_counted_by_their_rows(table: Callable[..., list[dict[str, 
 
 
 def test_what_a_row_is_shown_by_as_well_is_there(table: Callable[..., list[dict[str, str]]]) -> None:
-    """Each test that the page names beside those of the rows, of a row that there is."""
     found = table("docs/guarantees.md", "row", "shown as well by")
     assert {int(each["row"]) for each in found} <= {row.number for row in ROWS}
     named = [name for each in found for name in re.findall(r"`(tests/[^`]+)`", each["shown as well by"])]
@@ -85,8 +83,6 @@ def numbers(cell: str) -> set[int]:
 
 
 def test_what_is_left_out_is_listed_with_the_reason(table: Callable[..., list[dict[str, str]]]) -> None:
-    """The page of guarantees has each row in which no process is killed, once, and every choice that some way of a row
-    is not crossed with."""
     page = "docs/guarantees.md"
     without = table(page, "rows", "why no process is killed in them")
     listed = sorted(number for row in without for number in numbers(row["rows"]))

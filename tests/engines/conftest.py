@@ -8,10 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 
@@ -20,19 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture
 def run(kafka: Any) -> Iterator[Callable[..., Any]]:
-    """`run("pipelines:linear", "--param", ...)` starts `exactlyonce run` on the cluster; killed when the test ends."""
-    from running import Run
+    from running import runs_of
 
-    runs: list[Any] = []
-
-    def start(target: str, *arguments: str, **options: Any) -> Any:
-        runs.append(Run(options.pop("servers", kafka.bootstrap_servers), target, *arguments, **options))
-        return runs[-1]
-
-    yield start
-    for each in runs:
-        if each.process.poll() is None:
-            each.kill()
+    with runs_of(kafka) as start:
+        yield start
 
 
 @pytest.fixture
@@ -63,19 +52,3 @@ def storage(tmp_path: Path) -> Iterator[FileStorage]:
     with closing(FileStorage(LocalFolder(tmp_path, "blocks"))) as storage:
         storage.check()
         yield storage
-
-
-@pytest.fixture
-def manifest_of() -> Callable[..., Manifest]:
-    """`manifest_of("totals", order_logs=...)` is checkpoint 7 of a pipeline, which holds nothing but what is given."""
-
-    def made(pipeline: str, **fields: Any) -> Manifest:
-        empty = Manifest(
-            pipeline=pipeline, checkpoint=7, incarnation=1, attempt=0, kind="checkpoint", base=6, previous=6,
-            triggered_at_ms=0, completed_at_ms=0, fingerprint="", max_parallelism=128, parallelism=1,
-            block_partitions=5, block_end_offsets=(0,) * 5, written_bytes=0, offsets=(), operators=(), order_logs=(),
-            committables=(), sinks=(),
-        )  # fmt: skip
-        return msgspec.structs.replace(empty, **fields)
-
-    return made

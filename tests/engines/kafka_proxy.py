@@ -173,7 +173,6 @@ def _cut(connection: socket.socket) -> None:
 
 
 def _frames(connection: socket.socket) -> Iterator[bytes]:
-    """The length-prefixed messages that arrive, until the connection ends."""
     with suppress(OSError), connection.makefile("rb") as stream:
         while len(head := stream.read(4)) == 4:
             yield stream.read(struct.unpack(">i", head)[0])

@@ -18,23 +18,18 @@ from exactlyonce.sinks import KafkaSink
 
 
 class Order(msgspec.Struct):
-    """Unique by `id`."""
-
     id: int
     customer: str
     total: int
 
 
 class Total(msgspec.Struct):
-    """The running total of a customer after order `id`."""
-
     id: int
     customer: str
     sum: int
 
 
 def add(total: int | None, order: Order) -> tuple[int, Total]:
-    """The running total."""
     total = (total or 0) + order.total
     return total, Total(order.id, order.customer, total)
 
@@ -80,17 +75,14 @@ def linear(name: str) -> Pipeline:
 
 
 def strict(name: str) -> Pipeline:
-    """`linear`, whose output topic must exist."""
     return _totals(name, create_partitions=None)
 
 
 def skipping(name: str) -> Pipeline:
-    """`linear`, skipping what does not decode."""
     return _totals(name, on_error="skip")
 
 
 def renamed(name: str) -> Pipeline:
-    """`linear`, its stateful operator under another id."""
     return _totals(name, operator="sums")
 
 
@@ -100,8 +92,6 @@ def partitioned(name: str) -> Pipeline:
 
 
 def raising(name: str) -> Pipeline:
-    """`linear`, failing at order 42."""
-
     def fail(total: int | None, order: Order) -> tuple[int, Total]:
         return add(total, order) if order.id != 42 else (1 // 0, Total(0, "", 0))
 
@@ -109,8 +99,6 @@ def raising(name: str) -> Pipeline:
 
 
 def slow(name: str, pause_ms: int) -> Pipeline:
-    """`linear`, with a pause at every record, so that a run lasts."""
-
     def waited(order: Order) -> Order:
         time.sleep(pause_ms / 1000)  # a slow user function
         return order
@@ -119,7 +107,6 @@ def slow(name: str, pause_ms: int) -> Pipeline:
 
 
 def slow_behind_a_shuffle(name: str, pause_ms: int) -> Pipeline:
-    """`linear`, with a pause at every record where the state is kept."""
     return _totals(name, fold=_slowly(pause_ms / 1000))
 
 
@@ -139,7 +126,6 @@ def stopper(folder: str) -> Callable[[Order], Order]:
 
 
 def stopping(name: str, folder: str) -> Pipeline:
-    """`linear`, in which workers stop; see `stopper`."""
     return _totals(name, lambda orders: orders.map(stopper(folder)))
 
 
@@ -187,12 +173,10 @@ class Hanging:
 
 
 def hanging(name: str, folder: str) -> Pipeline:
-    """`linear`, with a `Hanging` in it."""
     return _totals(name, lambda orders: orders.map(partial(Hanging, folder), id="enrich"))
 
 
 def diamond(name: str) -> Pipeline:
-    """Two inputs united, a running total into one sink, every order into another."""
     pipeline = Pipeline(name)
     orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order)).union(
         pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
@@ -233,7 +217,6 @@ def cyclic(name: str, keep: int) -> Pipeline:
 
 
 def grown(name: str) -> Pipeline:
-    """`linear`, and a second operator with state, which writes to NAME-count."""
     pipeline = Pipeline(name)
     keyed = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order)).key_by(lambda order: order.customer)
     keyed.stateful_map("totals", add).sink("out", KafkaSink(f"{name}-out", key=_by_customer))
@@ -251,13 +234,10 @@ def _copied(name: str, function: Any, **options: Any) -> Pipeline:
 
 
 def exiting(name: str) -> Pipeline:
-    """A copy by a function that ends its process at order 42."""
     return _copied(name, lambda order: order if order.id != 42 else sys.exit("enough"), id="copy", output=Order)
 
 
 class Unopened:
-    """An operator that needs what is not there."""
-
     def open(self, context: Context) -> None:
         raise OSError("no database today")
 
@@ -266,20 +246,15 @@ class Unopened:
 
 
 def unopened(name: str) -> Pipeline:
-    """A copy, by an operator that cannot be opened."""
     return _copied(name, Unopened, id="enrich", output=Order)
 
 
 class Tagged(msgspec.Struct):
-    """An order with what a resource says of it."""
-
     id: int
     tag: str
 
 
 class Tagger:
-    """An operator with a resource: a file that says when it was opened and closed."""
-
     def __init__(self, log: str) -> None:
         self.log = Path(log)
 
@@ -298,8 +273,6 @@ class Tagger:
 
 
 class Pair(msgspec.Struct):
-    """The largest order of a customer so far."""
-
     customer: str
     largest: int
 
@@ -308,7 +281,6 @@ LATE = Output("late", Order)
 
 
 def split(order: Order, emit: Emit[Order]) -> None:
-    """Odd ids to the side output."""
     if order.id % 2:
         emit(order, LATE)
     else:
@@ -322,7 +294,6 @@ def twice(count: int | None, order: Order) -> tuple[int | None, list[str]]:
 
 
 def everything(name: str, log: str) -> Pipeline:
-    """Every kind of operator, several sources and sinks."""
     pipeline = Pipeline(name)
     seen: list[int] = []
     records = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order, key=str, metadata=True))
@@ -402,7 +373,6 @@ def slices(name: str) -> Pipeline:
 
 
 def enriched(name: str) -> Pipeline:
-    """The orders, united with what comes of them behind a shuffle."""
     pipeline = Pipeline(name)
     read = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
     counted = read.key_by(lambda order: order.customer).stateful_map("totals", add)

@@ -12,10 +12,12 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
-from contextlib import chdir, redirect_stderr
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import chdir, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from waiting import until
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.store.log_reader import read_history
@@ -30,8 +32,6 @@ Fed = list[tuple[str, str]]
 
 
 class Run:
-    """`exactlyonce run` as a process."""
-
     def __init__(self, servers: str, target: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, "-m", "exactlyonce.cli.main", "run", target, "--bootstrap-servers", servers]
         self.process = subprocess.Popen(
@@ -74,7 +74,6 @@ class Run:
         raise AssertionError(f"no such event came; the last were {self.events[-3:]}")
 
     def await_step(self, step: str) -> dict[str, Any]:
-        """The next time the protocol takes *step*."""
         return self.await_event(lambda event: event.get("step") == step)
 
     def await_checkpoint(self) -> dict[str, Any]:
@@ -93,7 +92,6 @@ class Run:
 
     @property
     def said(self) -> str:
-        """Everything that was for people."""
         return "\n".join([*self.text, *(event["text"] for event in self.events if event["event"] == "note")])
 
 
@@ -106,8 +104,6 @@ def orders(count: int, customers: int = 17, first: int = 0) -> list[tuple[str, s
 
 
 class Ended(NamedTuple):
-    """An incarnation that is over, with what it said to people."""
-
     code: int
     said: str
 
@@ -129,9 +125,22 @@ def run_here(servers: str, target: str, *arguments: str) -> Ended:
     return Ended(code, "\n".join(said))
 
 
-class Job:
-    """The incarnations of `module:target`, and the orders in its topics."""
+@contextmanager
+def runs_of(kafka: KafkaCluster) -> Iterator[Callable[..., Run]]:
+    """`start("pipelines:linear", "--param", ...)` begins a run on the cluster; the end kills those that live."""
+    runs: list[Run] = []
 
+    def start(target: str, *arguments: str, **options: Any) -> Run:
+        runs.append(Run(options.pop("servers", kafka.bootstrap_servers), target, *arguments, **options))
+        return runs[-1]
+
+    yield start
+    for each in runs:
+        if each.process.poll() is None:
+            each.kill()
+
+
+class Job:
     def __init__(
         self, run: Callable[..., Run], kafka: KafkaCluster, name: str, target: str, *arguments: str, partitions: int = 3
     ) -> None:
@@ -140,9 +149,9 @@ class Job:
         self._arguments = (*QUICK, *arguments)
         self.topic = kafka.create_topic(f"{name}-in", partitions)
         self.fed: Fed = []
+        self.incarnations: list[Run] = []
 
     def feed(self, count: int, to: str = "in", customers: int = 17, partition: int = BY_KEY) -> Fed:
-        """Write so many more orders to topic NAME-*to*."""
         more = orders(count, customers, first=len(self.fed))
         self.kafka.produce(f"{self.name}-{to}", more, partition)
         self.fed += more
@@ -151,10 +160,10 @@ class Job:
     def start(self, *arguments: str, target: str | None = None, **options: Any) -> Run:
         first, *parameters = self._target
         options.setdefault("servers", self.kafka.bootstrap_servers)
-        return self._run(target or first, *parameters, *self._arguments, *arguments, **options)
+        self.incarnations.append(self._run(target or first, *parameters, *self._arguments, *arguments, **options))
+        return self.incarnations[-1]
 
     def finish(self, *arguments: str, code: int = 0, **options: Any) -> Run:
-        """Run to the end of what was fed."""
         incarnation = self.start("--until", "latest", *arguments, **options)
         assert incarnation.wait() == code, incarnation.said
         return incarnation
@@ -179,15 +188,18 @@ class Job:
 
 
 def stop(incarnation: Run) -> None:
-    """Let it end cleanly."""
     incarnation.process.send_signal(signal.SIGTERM)
     assert incarnation.wait() == 0, incarnation.said
 
 
 def workers_of(incarnation: Run) -> list[int]:
-    """The process ids of the newest attempt's workers."""
     deployed = next(event for event in reversed(list(incarnation.events)) if event.get("step") == "deployed")
     return list(deployed["workers"])
+
+
+def await_stopped(process: int) -> None:
+    """By a failpoint, whose action is "stop"."""
+    until(lambda: Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
 
 
 def abort_while_a_worker_sleeps(
@@ -199,16 +211,13 @@ def abort_while_a_worker_sleeps(
     A worker that falls asleep before its sink's next producers are ready is replaced, and no checkpoint is aborted:
     rare in a job that was idle."""
     fed: list[tuple[str, str]] = []
-    deadline = time.monotonic() + LIMIT_S
     while True:
         job.await_event(lambda event: event["event"] == "checkpoint" and event["records_committed"] == 0)  # it is idle
         marker = folder / str(first + len(fed) + 500)
         more = orders(1000, first=first + len(fed))
         kafka.produce(topic, more)
         fed += more
-        while not marker.exists():
-            assert time.monotonic() < deadline, job.said
-            time.sleep(0.01)
+        until(marker.exists, told=lambda: job.said)
         if _aborts(job, since_ms=marker.stat().st_mtime_ns // 1_000_000):
             os.kill(int(marker.read_text()), signal.SIGCONT)
             return fed
@@ -233,26 +242,32 @@ def visible(kafka: KafkaCluster, topic: str, count: int) -> list[Committed]:
 
 
 def ids_in(kafka: KafkaCluster, topic: str, count: int) -> list[int]:
-    """The ids of the orders in *topic*, sorted."""
     return sorted(json.loads(record.value or b"")["id"] for record in visible(kafka, topic, count))
 
 
 def assert_totals(kafka: KafkaCluster, topic: str, fed: Fed) -> None:
-    """The updates in *topic* are those of the orders that were fed."""
     assert_updates([json.loads(record.value or b"") for record in visible(kafka, topic, len(fed))], fed)
 
 
-def assert_updates(updates: list[dict[str, Any]], fed: Fed) -> None:
+def assert_updates(updates: list[dict[str, Any]], fed: Fed, where: str = "") -> None:
     """Each order gave one update, each customer's sums are those of its orders in the order of the updates."""
     given = {order["id"]: order for order in (json.loads(value) for _, value in fed)}
-    seen = Counter(update["id"] for update in updates)
-    missing, doubled = sorted(given.keys() - seen.keys()), sorted(id for id, times in seen.items() if times > 1)
-    assert seen == Counter(given.keys()), f"every order counts once: {missing} do not, {doubled} more than once"
+    assert_once([update["id"] for update in updates], fed, where)
     sums: dict[str, int] = defaultdict(int)
     for update in updates:
-        sums[update["customer"]] += given[update["id"]]["total"]
-        assert update["sum"] == sums[update["customer"]], f"the total of {update['customer']} at order {update['id']}"
+        customer = given[update["id"]]["customer"]
+        sums[customer] += given[update["id"]]["total"]
+        assert (update["customer"], update["sum"]) == (customer, sums[customer]), f"{where}: the total at {update}"
+
+
+def assert_once(ids: Iterable[int], fed: Fed, where: str = "") -> None:
+    given, seen = {json.loads(value)["id"] for _, value in fed}, Counter(ids)
+    wrong = {
+        "missing": given - seen.keys(), "doubled": {id for id, times in seen.items() if times > 1},
+        "foreign": seen.keys() - given,
+    }  # fmt: skip
+    assert not any(wrong.values()), f"{where}: {wrong}"
 
 
 def assert_copies(kafka: KafkaCluster, topic: str, fed: Fed) -> None:
-    assert ids_in(kafka, topic, len(fed)) == sorted(json.loads(value)["id"] for _, value in fed)
+    assert_once(ids_in(kafka, topic, len(fed)), fed, topic)

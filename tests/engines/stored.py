@@ -163,7 +163,6 @@ def rows_of(database: Path) -> list[Total]:
 
 
 def assert_rows(database: Path, fed: list[tuple[str, str]]) -> None:
-    """Each order gave one row, and the sums of each customer are those of its orders in the order of the rows."""
     from running import assert_updates  # workers, which import this module, need none of it
 
     assert_updates([msgspec.to_builtins(row) for row in rows_of(database)], fed)

@@ -27,7 +27,6 @@ def read_of(run: Run, records: int) -> None:
 
 
 def taken(run: Run, step: str, times: int, since_ms: int) -> None:
-    """Waits until the protocol has taken *step* so often since a time."""
     for _ in range(times):
         run.await_event(lambda event: event.get("step") == step and event["at_ms"] >= since_ms)
 
@@ -45,9 +44,7 @@ def audited(job: Job, target: str) -> dict[str, Any]:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("parallelism", ["1", "2"])
 def test_partitions_are_taken_up_by_a_running_job(parallelism: str, job_of: JobOf) -> None:
-    """A job with one partition goes on with three: the first manifest that has the new ones has them at offset 0, every
-    record counts once, and an audit of every interval finds nothing, although the first intervals knew one partition
-    and, at parallelism 2, one subtask had none."""
+    """The first intervals knew one partition; at parallelism 2, one subtask had none."""
     job = job_of("linear", "--parallelism", parallelism, *RETAINED, partitions=1)
     job.feed(300)
     run = job.start()
@@ -73,8 +70,6 @@ def test_partitions_are_taken_up_by_a_running_job(parallelism: str, job_of: JobO
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("role", ["worker", "coordinator"])
 def test_kills_around_the_taking_up(role: str, job_of: JobOf) -> None:
-    """Each order counts once in both outputs though a process died at the trigger, at an acknowledgement and at a
-    decision that followed when a partition was added, and an audit finds nothing."""
     job = job_of("diamond", "--parallelism", "2", *RETAINED, partitions=1)
     job.kafka.create_topic(f"{job.name}-more", 2)
     job.feed(200)
@@ -102,8 +97,7 @@ def test_kills_around_the_taking_up(role: str, job_of: JobOf) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_take_up_whose_checkpoint_is_aborted(job_of: JobOf) -> None:
-    """A worker that sleeps makes the checkpoint that takes a partition up fail, and the job goes on: the next one has
-    what was read of it meanwhile, every record counts once, and an audit finds nothing."""
+    """A worker sleeps; the next checkpoint has what was read of the new partition meanwhile."""
     job = job_of("linear", "--parallelism", "2", *RETAINED, partitions=1)
     job.feed(200)
     run = job.start("--checkpoint-interval", "2s", "--checkpoint-timeout", "3s", "--tolerable-failed", "50")
@@ -124,8 +118,6 @@ def test_a_take_up_whose_checkpoint_is_aborted(job_of: JobOf) -> None:
 
 
 def test_partitions_that_an_output_gets(job_of: JobOf) -> None:
-    """An output topic that grows again and again while a job decides costs no restart: every order counts once, and
-    manifests name as many partitions as were written to."""
     job = job_of("linear", *RETAINED)
     out = job.kafka.create_topic(f"{job.name}-out", 1)
     run = job.start("--inline")
@@ -147,8 +139,7 @@ def test_partitions_that_an_output_gets(job_of: JobOf) -> None:
 
 @pytest.mark.exhaustive
 def test_partitions_that_place_the_state(job_of: JobOf) -> None:
-    """Where the partitions of the topic say which of several subtasks has the state of a key, added ones halt the job,
-    and the next run as well."""
+    """The state of a key would be elsewhere than its records: the job halts."""
     job = job_of("partitioned", "--parallelism", "2", partitions=2)
     job.feed(200)
     first = job.start()

@@ -13,11 +13,13 @@ from confluent_kafka import Producer
 from pipelines import linear
 from running import QUICK, Ended, Job, run_here, stop, visible
 from test_input_topics import delete
+from waiting import succeeds, until
 
+from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.cli.main import main
 from exactlyonce.engines.local.workers import refuse_too_many
 from exactlyonce.engines.plan import plan
-from exactlyonce.pipeline.errors import INTERRUPTED, ConfigError
+from exactlyonce.pipeline.errors import INTERRUPTED, ConfigError, TopicError
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
@@ -89,7 +91,6 @@ def test_more_workers_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_record_that_does_not_decode(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """The message names topic, partition, offset and field; fixed by skipping, everything else is counted once."""
     job = job_of("linear", partitions=1)
     job.feed(50)
     kafka.produce(job.topic, [("k", json.dumps({"id": 7, "customer": 12, "total": 1}))])
@@ -103,7 +104,6 @@ def test_a_record_that_does_not_decode(kafka: KafkaCluster, job_of: JobOf) -> No
 
 @pytest.mark.exhaustive
 def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """1,500 bad records in a row are skipped and counted, in a few lines, and all else counts once."""
     job = job_of("skipping", partitions=1)
     job.feed(50)
     kafka.produce(job.topic, [b"{"] * 1_500)
@@ -116,7 +116,6 @@ def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> 
 
 
 def test_an_operator_that_cannot_be_opened(job_of: JobOf) -> None:
-    """Why open() raised, and where, is said without a traceback; the job tries again as its strategy says."""
     said = job_of("unopened").finish_here("--restart", "fixed_delay:attempts=1,delay=10ms", code=1)
     assert "open() of operator 'enrich' raised OSError: no database today" in said
     assert "pipelines.py:" in said
@@ -135,7 +134,6 @@ def test_an_operator_that_cannot_be_opened(job_of: JobOf) -> None:
 def test_a_function_that_raises(
     target: str, arguments: tuple[str, ...], texts: tuple[str, ...], kafka: KafkaCluster, job_of: JobOf
 ) -> None:
-    """The message names operator, error, the user's line and the record's coordinates, also behind a shuffle."""
     job = job_of(target, partitions=1)
     job.feed(100)
     code, said = ended(kafka.bootstrap_servers, job.name, *arguments, target=target)
@@ -145,7 +143,6 @@ def test_a_function_that_raises(
 
 @pytest.mark.exhaustive
 def test_a_stop_before_the_end_that_was_asked_for(job_of: JobOf) -> None:
-    """It ends cleanly, but says, also by its exit code, that it has not read all; another run does."""
     job = job_of("slow")
     job.feed(2_000)
     first = job.start("--param", "pause_ms=10", "--until", "latest")
@@ -188,6 +185,8 @@ def _delete_the_blocks(job: Job) -> None:
     job.kafka.configure_topic(topic, cleanup_policy="compact,delete")
     job.kafka.delete_records(topic, dict.fromkeys(range(1, 5), -1))
     job.kafka.configure_topic(topic, cleanup_policy="compact")
+    config = {"bootstrap.servers": job.kafka.bootstrap_servers}
+    until(lambda: succeeds(lambda: prepare_topic(config, job.name), unless=TopicError))  # settings come a little later
 
 
 @pytest.mark.exhaustive
@@ -223,7 +222,6 @@ def test_a_reset_begins_anew_without_the_checkpoint_topic(kafka: KafkaCluster, j
 
 
 def test_a_renamed_operator(job_of: JobOf) -> None:
-    """State is found by the operator's id; another id is refused, with both named."""
     job = job_of("linear")
     job.feed(100)
     job.finish_here()
@@ -234,7 +232,6 @@ def test_a_renamed_operator(job_of: JobOf) -> None:
 
 @pytest.mark.exhaustive
 def test_operators_come_but_do_not_go_unnoticed(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """A new operator begins without state beside one that goes on with its own; one that is gone is refused."""
     job = job_of("linear")
     job.feed(100)
     job.finish_here()
@@ -264,7 +261,6 @@ def test_two_instances(job_of: JobOf) -> None:
 
 @pytest.mark.exhaustive
 def test_an_aborted_and_an_open_foreign_transaction_in_the_input(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """Aborted records are not read, and a bounded run ends at the last stable offset."""
     job = job_of("linear", partitions=1)
     job.feed(50)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{job.name}-foreign"})

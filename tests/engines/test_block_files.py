@@ -26,8 +26,6 @@ pytestmark = pytest.mark.broker
 
 
 class Stored:
-    """A folder for a pipeline's blocks, and the pipeline, with orders to read."""
-
     def __init__(self, job_of: Callable[..., Job], root: Path) -> None:
         self.root, self.url = root, f"file://{root}"
         root.mkdir()
@@ -70,7 +68,6 @@ PLACES = [
 @pytest.mark.exhaustive(but=["coordinator-decided"])
 @pytest.mark.parametrize(("place", "nth"), PLACES, ids=[place for place, _ in PLACES])
 def test_a_process_that_dies(place: str, nth: int, stored: Stored, failpoint: Any, tmp_path: Path) -> None:
-    """Wherever it dies: output comes once, state is restored from the files, and none is left that nobody needs."""
     first = stored.job.start("--parallelism", "2", env=failpoint(place, nth=nth))
     if place.startswith("coordinator"):
         assert first.wait() == -9, first.said
@@ -86,7 +83,6 @@ def test_a_process_that_dies(place: str, nth: int, stored: Stored, failpoint: An
 
 @pytest.mark.exhaustive
 def test_another_storage_than_the_manifests(stored: Stored, tmp_path: Path) -> None:
-    """It is refused before anything is fenced, with what to do: the run that is under way goes on."""
     under_way = stored.job.start("--parallelism", "2")
     under_way.await_checkpoint()
     said = stored.job.finish_here("--checkpoint-storage", "topic", code=2)
@@ -105,7 +101,7 @@ def test_another_storage_than_the_manifests(stored: Stored, tmp_path: Path) -> N
 
 @pytest.mark.exhaustive
 def test_what_zombies_have_written(stored: Stored) -> None:
-    """A file that an older incarnation writes late, whole or in part, goes with the next run; others' files stay."""
+    """A file that comes late, whole or in part, goes with the next run; others' files stay."""
     stored.job.finish_here()
     whole = next(each for each in stored.root.rglob("1.0.*.totals.*") if reference(each.name, 0) is not None)
     incarnation, attempt, checkpoint, operator, group, part, nonce, digest = whole.name.split(".")
@@ -125,8 +121,6 @@ def test_what_zombies_have_written(stored: Stored) -> None:
 
 @pytest.mark.exhaustive
 def test_a_folder_that_goes_away_and_comes_back(stored: Stored) -> None:
-    """A storage that is away for more than a checkpoint's timeout is waited for by name; nothing is lost, and the next
-    checkpoint goes through."""
     run = stored.job.start("--parallelism", "2", "--checkpoint-timeout", "5s")
     run.await_checkpoint()
     unmounted = stored.root.with_name("unmounted")
@@ -149,7 +143,6 @@ AWAY_S = 60.0
 
 @pytest.fixture
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
-    """`servers("s3")` is one that can be killed or silenced; it ends with the test."""
     from hdfs_server import HdfsServer
     from s3_server import S3Server
 
@@ -168,8 +161,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 @pytest.mark.parametrize("fault", ["away", "silent"])
 @pytest.mark.parametrize("kind", ["s3", "hdfs"])
 def test_a_server_that_is_gone_for_a_minute(kind: str, fault: str, job_of: Callable[..., Job], servers: Any) -> None:
-    """The job waits for it and says for which; a checkpoint in flight is aborted, a later one goes through; each order
-    counts once, also for a run that begins anew from what is there."""
     server = servers(kind)
     url = f"s3://{BUCKET}/prod" if kind == "s3" else f"hdfs://{server.host}/checkpoints"
     env = server.env if kind == "s3" else {"HADOOP_USER_NAME": getpass.getuser()}

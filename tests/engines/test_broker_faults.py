@@ -29,7 +29,6 @@ def _away_for_a_minute(cluster: OwnCluster) -> None:
 def test_a_broker_that_comes_back(
     fault: Callable[[OwnCluster], None], stoppable: OwnCluster, job_of: Callable[..., Job]
 ) -> None:
-    """No kill of the job, no loss and no double: what was fed before and after is all counted."""
     job = job_of("linear", "--parallelism", "2", cluster=stoppable)
     job.feed(3000)
     run = job.start()
@@ -44,7 +43,6 @@ def test_a_broker_that_comes_back(
 
 @pytest.mark.docker
 def test_the_spine_in_a_container(container_kafka: KafkaCluster, job_of: Callable[..., Job], failpoint: Any) -> None:
-    """A kill between decision and commit is recovered from on a Kafka that runs in a container."""
     job = job_of("linear", "--parallelism", "2", cluster=container_kafka)
     job.feed(3000)
     job.finish(env=failpoint("coordinator-decided"), code=-9)

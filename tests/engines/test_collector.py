@@ -23,15 +23,12 @@ def until_full(thresholds: tuple[int, int, int]) -> int:
 
 
 def test_everything_is_collected_as_often_as_in_a_plain_loop() -> None:
-    """Garbage that has become old piles up no longer than with Python's own thresholds."""
     assert until_full(THRESHOLDS) <= until_full(PLAIN_THRESHOLDS)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.broker
 def test_objects_that_refer_to_themselves(job_of: Callable[..., Job]) -> None:
-    """Of objects that refer to themselves, of which a function keeps the last few, the others are freed, however many
-    checkpoints have come while they were in use."""
     job = job_of("cyclic", "--param", f"keep={KEPT}")
     run = job.start()
     for _ in range(ROUNDS):

@@ -32,7 +32,6 @@ from exactlyonce.sinks import PrintSink
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster is named, so that only what is tested can be wrong."""
     monkeypatch.setenv(BOOTSTRAP_VARIABLE, "environment:1")
 
 
@@ -61,7 +60,6 @@ def test_what_is_given_wins_over_the_file_and_the_file_over_the_environment(tmp_
 
 
 def test_where_state_is_kept(tmp_path: Path) -> None:
-    """The backend, its memory and its folder are given in the file or directly, each on its own."""
     file = written(tmp_path, '[state]\nbackend = "rocksdb"\nmemory = "2gb"\nfolder = "/fast"\n')
     state = options_from({"config": file}).state
     assert (state.backend, state.memory_bytes, str(state.path)) == ("rocksdb", 2 << 30, "/fast")
@@ -172,7 +170,6 @@ def test_a_wrong_keyword_is_an_error_that_says_what_may_be_written(options: dict
 
 
 def test_a_file_that_cannot_be_decoded(tmp_path: Path) -> None:
-    """What is no UTF-8, or has more brackets than can be read, is a wrong setting and no defect."""
     (tmp_path / "c.toml").write_bytes(b"x = '\xff'")
     with pytest.raises(ConfigError, match=r"c\.toml is no UTF-8, at byte 5: save it so"):
         options_from({"config": str(tmp_path / "c.toml")})
@@ -187,7 +184,6 @@ def test_a_missing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_keywords_are_called_as_on_the_command_line() -> None:
-    """With `_` for `-`; in a file they stand in [checkpoint], so that two of them need no prefix there."""
     durations = {"checkpoint_interval": "2s", "checkpoint_timeout": "3s", "min_pause": "1s", "restart_budget": "30s"}
     counts = {"max_concurrent": 2, "tolerable_failed": 4, "num_retained": 5}
     line = [f"--{name.replace('_', '-')}={value}" for name, value in {**durations, **counts}.items()]
@@ -225,7 +221,6 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def directly(table: str, key: str) -> str:
-    """What `Pipeline.run` calls a key of a file."""
     prefixed = table == "checkpoint" and key in ("interval", "timeout", "storage")
     return f"{table}_{key}" if prefixed or table == "state" else key
 
@@ -250,7 +245,6 @@ def as_toml(value: Any) -> str:
 
 @pytest.mark.parametrize(("table", "key"), [(table, key) for table, keys in OTHERS.items() for key in keys])
 def test_a_setting_is_the_same_wherever_it_is_given(table: str, key: str, tmp_path: Path) -> None:
-    """On the command line, in Python and in a file, where each has an effect of its own."""
     needed = NEEDED.get(key, {})
     content = {**needed, key: OTHERS[table][key]}
     given = {directly(table, name): value for name, value in content.items()}
@@ -291,8 +285,7 @@ def test_a_restart_strategy_is_the_same_wherever_it_is_given(
 
 
 def test_a_savepoint_of_a_file(tmp_path: Path) -> None:
-    """What is given directly wins, the new name of each operator for itself; `rewind` is given directly only. What the
-    file says of its savepoint is not said of another one."""
+    """The names of operators win one by one. What the file says of its savepoint is not said of another one."""
     text = "[run]\nfrom_savepoint = 3\nmap = {sums = 'totals', seen = 'known'}\nallow_dropped_state = true"
     file = written(tmp_path, text)
     assert options_from({"config": file}).restoration == Restoration("3", {"sums": "totals", "seen": "known"}, True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import struct
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from running import QUICK, orders, run_here
+from waiting import until
 
 from exactlyonce.checkpoint.records.committable import Written
 from exactlyonce.connectors.kafka import log as log_module
@@ -45,16 +45,14 @@ def write(cluster: KafkaCluster, topic: str, codec: str) -> tuple[int, int]:
         assert producer.flush(LIMIT_S) == 0
     producer.commit_transaction(LIMIT_S)
     log = Log(ClientConfig({"bootstrap.servers": cluster.bootstrap_servers}))
-    deadline = time.monotonic() + LIMIT_S
-    while len(batches := list(log.batches(topic, 0, 0))) < 3:  # a commit is answered before its marker is written
-        assert time.monotonic() < deadline
+    until(lambda: len(list(log.batches(topic, 0, 0))) == 3)  # a commit is answered before its marker is written
+    batches = list(log.batches(topic, 0, 0))
     log.close()
     assert [(each.base_offset, each.records) for each in batches] == [(0, COUNT), (COUNT, COUNT), (2 * COUNT, 1)]
     return batches[0].producer_id, batches[0].epoch
 
 
 def with_a_byte_changed(log: bytes, batch: int) -> bytes:
-    """*log*, with another byte in the midst of the records of its *batch*-th batch."""
     data, begin = bytearray(log), 0
     for _ in range(batch):
         begin += 12 + struct.unpack_from(">qi", data, begin)[1]
@@ -66,8 +64,6 @@ def with_a_byte_changed(log: bytes, batch: int) -> bytes:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_changed_byte_is_found(stoppable: OwnCluster, topic_name: str) -> None:
-    """With every codec a run halts before the damaged batch and names topic, partition and offset; nothing of the batch
-    is counted; ranges and logs are refused at the same place."""
     config = ClientConfig({"bootstrap.servers": stoppable.bootstrap_servers})
     names = {codec: f"{topic_name}-{codec}" for codec in CODECS}
     writers = {}

@@ -26,27 +26,23 @@ HALT = 6
 
 
 def listed(job: Job, capsys: pytest.CaptureFixture[str]) -> dict[int, dict[str, Any]]:
-    """What `exactlyonce checkpoints` says, by checkpoint."""
     capsys.readouterr()
     assert main(["checkpoints", job.name, "--json", "--bootstrap-servers", job.kafka.bootstrap_servers]) == 0
     return {each["checkpoint"]: each for each in json.loads(capsys.readouterr().out)["checkpoints"]}
 
 
 def damage_in(job: Job, partition: int, key: str, *, known_checksum: bool = False) -> None:
-    """A bit of the value under *key* in the checkpoint topic."""
     assert isinstance(job.kafka, OwnCluster)
     damage(job.kafka, checkpoint_topic(job.name), partition, key.encode(), known_checksum=known_checksum)
 
 
 def goes_on(job: Job) -> str:
-    """A hundred orders more, and an incarnation that reads them; what it said."""
     job.feed(100)
     return job.finish_here()
 
 
 @pytest.fixture
 def job(stoppable: OwnCluster, job_of: Callable[..., Job]) -> Job:
-    """One that has completed three checkpoints and more."""
     made = job_of("linear", cluster=stoppable)
     for _ in range(3):
         goes_on(made)
@@ -60,7 +56,6 @@ def index_of(manifest: Manifest) -> BlockRef:
 
 @pytest.mark.exhaustive
 def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) -> None:
-    """Blocks before and behind a damaged batch of many are read and found; one of its own is named as damaged."""
     kafka = stoppable
     config = {"bootstrap.servers": kafka.bootstrap_servers}
     topic, refs = prepare_topic(config, topic_name, 2), []
@@ -86,7 +81,7 @@ def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) ->
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("known_checksum", [False, True])
 def test_blocks(known_checksum: bool, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """A damaged index of an older checkpoint is noted, and goes when that expires; of the newest one it is a halt."""
+    """A damaged index of an older checkpoint goes when that expires; of the newest one it is a halt."""
     older = job.history().retained[1]
     ref = index_of(older)
     damage_in(job, ref.partition, ref.key, known_checksum=known_checksum)
@@ -120,8 +115,6 @@ def test_decisions(job: Job) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("known_checksum", [False, True])
 def test_a_damaged_decision_expires(known_checksum: bool, job: Job) -> None:
-    """The checkpoint of a damaged older decision counts as retained until newer ones are, and then goes with its
-    blocks."""
     older = job.history().retained[0].checkpoint
     damage_in(job, 0, f"manifest/{older}", known_checksum=known_checksum)
     assert job.history().damaged_checkpoints() == [older]

@@ -24,8 +24,6 @@ ONE_CHECKPOINT = ("--checkpoint-interval", "5m")
 
 
 class Tally(NamedTuple):
-    """How many orders a reader finds never, and how many more than once."""
-
     missing: int
     doubled: int
 
@@ -77,7 +75,6 @@ def test_without_a_failure(delivered: Delivered, mode: str) -> None:
 
 
 def test_the_last_output_is_not_lost_in_silence(job_of: Callable[..., Job], tmp_path: Path) -> None:
-    """What cannot be written behind the last checkpoint is counted, by sink, and is no clean end."""
     parameters = (f"--param=database={tmp_path / 'rows.db'}", "--param=delivery=at_most_once")
     job = job_of("stored:changing", *parameters, *ONE_CHECKPOINT)
     job.kafka.create_topic(f"{job.name}-out", cleanup_policy="compact")
@@ -91,7 +88,6 @@ def test_the_last_output_is_not_lost_in_silence(job_of: Callable[..., Job], tmp_
 @pytest.mark.exhaustive(matrix=True, but=["worker-flushed"])
 @pytest.mark.parametrize("name", ["worker-flushed", "coordinator-checked"])
 def test_killed_before_the_decision(delivered: Delivered, failpoint: Any, name: str) -> None:
-    """What is written and not decided comes again at least once, and is there once by the other deliveries."""
     run_to_the_end(delivered.job, *ONE_CHECKPOINT, env=failpoint(name))
     assert delivered.of("at_least_once", 2 * COUNT) == [ALL_TWICE, ALL_TWICE]
     assert delivered.of("at_most_once") == [EXACT, EXACT]
@@ -103,7 +99,6 @@ def test_killed_before_the_decision(delivered: Delivered, failpoint: Any, name: 
     "name", ["worker-acknowledged", "worker-finalized", "coordinator-decided", "coordinator-finalized"]
 )
 def test_killed_behind_the_decision(delivered: Delivered, failpoint: Any, name: str) -> None:
-    """What is decided and not written is lost at most once, and is there once by the other deliveries."""
     nth = 2 if name == "coordinator-finalized" else 1  # the first is before anything is read
     run_to_the_end(delivered.job, *ONE_CHECKPOINT, env=failpoint(name, nth=nth))
     assert delivered.of("at_most_once", 0) == [NOTHING, NOTHING]
@@ -115,7 +110,6 @@ def test_killed_behind_the_decision(delivered: Delivered, failpoint: Any, name: 
 @pytest.mark.parametrize("parallelism", ["1", "2"])
 @pytest.mark.parametrize("name", PLACES)
 def test_killed_anywhere(delivered: Delivered, failpoint: Any, name: str, parallelism: str) -> None:
-    """With many checkpoints and a kill at any step: at least once misses nothing, at most once doubles nothing."""
     run_to_the_end(delivered.job, *QUICK, "--parallelism", parallelism, env=failpoint(name))
     assert [each.missing for each in delivered.of("at_least_once")] == [0, 0]
     assert [each.doubled for each in delivered.of("at_most_once", 0)] == [0, 0]

@@ -28,7 +28,6 @@ def asked_to_stop(run: Run) -> None:
 
 
 def ended_at_once(run: Run) -> None:
-    """Asked for a second time, the run ends with 130 and no worker is left."""
     workers = [pid for event in run.events if event.get("step") == "deployed" for pid in event["workers"]]
     began = time.monotonic()
     run.process.send_signal(signal.SIGTERM)
@@ -62,8 +61,6 @@ MODES = pytest.mark.parametrize("mode", [("--parallelism", "2"), ("--inline",)],
 
 @pytest.mark.exhaustive
 def test_an_open_that_does_not_return_is_replaced_and_named(waiting: Callable[..., Job], tmp_path: Path) -> None:
-    """After the timeout for deploying the workers are replaced, the reason has the worker and where it is, and the
-    strategy counts it."""
     job = waiting("hanging")
     for timeout_s in (8, 60):
         hasty = ("--deploy-timeout", f"{timeout_s}s", "--restart", "fixed_delay:attempts=1,delay=100ms")
@@ -83,14 +80,13 @@ def test_an_open_that_does_not_return_is_replaced_and_named(waiting: Callable[..
 def test_a_worker_that_stands_still_while_it_starts_is_replaced(job_of: Callable[..., Job], failpoint: Any) -> None:
     job = job_of("linear")
     job.feed(500)
-    run = job.finish("--deploy-timeout", "8s", env=failpoint("worker-restored", "stop"))
-    assert re.search("restarting .*not ready within 8000 ms: worker 0 has .*said nothing for", run.said)
+    run = job.finish("--deploy-timeout", "20s", env=failpoint("worker-restored", "stop"))
+    assert re.search("restarting .*not ready within 20000 ms: worker 0 has .*said nothing for", run.said)
     job.assert_totals()
 
 
 @pytest.mark.exhaustive
 def test_a_stop_while_a_worker_hangs_in_open_ends_cleanly(waiting: Callable[..., Job], tmp_path: Path) -> None:
-    """SIGTERM ends it with 0 though a worker never becomes ready, and what the other one wrote is aborted."""
     job = waiting("hanging")
     run = job.start("--parallelism", "2")
     run.await_step("deployed")
@@ -105,7 +101,6 @@ def test_a_stop_while_a_worker_hangs_in_open_ends_cleanly(waiting: Callable[...,
 def test_asked_twice_a_run_with_a_slow_operator_ends_at_once(
     mode: tuple[str, ...], waiting: Callable[..., Job], tmp_path: Path
 ) -> None:
-    """The first request waits for a checkpoint that cannot come, the second for nothing; the next run is exact."""
     job = waiting("stuck")
     run = job.start(*mode)
     run.await_step("restored")
@@ -136,7 +131,6 @@ def test_asked_twice_a_run_that_hangs_in_open_ends_at_once(
 def test_asked_twice_a_run_whose_broker_stands_still_ends_at_once(
     stoppable: OwnCluster, job_of: Callable[..., Job]
 ) -> None:
-    """A broker that does not answer is not waited for; when it is back, the next run is exact."""
     job = job_of("linear", "--parallelism", "2", cluster=stoppable)
     job.feed(3000)
     run = job.start()
@@ -155,7 +149,6 @@ def test_asked_twice_a_run_whose_broker_stands_still_ends_at_once(
 
 @pytest.mark.exhaustive
 def test_a_stopped_worker_does_not_hold_up_the_coordinator(job_of: Callable[..., Job]) -> None:
-    """However much there is to tell it: the checkpoint's timeout comes, and another worker takes its place."""
     job = job_of("linear", "--checkpoint-timeout", "15s")
     job.feed(500)
     run = job.start()

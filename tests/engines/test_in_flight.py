@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
@@ -51,7 +52,7 @@ class Log:
     """A checkpoint of `graph(Order, "orders")`, with an order on its way, or of another type with *record*; it says
     what the records are, unless it is *older*."""
 
-    def __init__(self, manifest_of: Any, type_: Any = Order, record: Any = None, *, older: bool = False) -> None:
+    def __init__(self, type_: Any = Order, record: Any = None, *, older: bool = False) -> None:
         before = graph(type_, "orders")
         (edge,) = feedback_edges(before)
         frame = BatchCodec(type_).encode(Batch([record or Order(1, 500)], [Coordinates("in", 0, 7)], None))
@@ -59,8 +60,8 @@ class Log:
         self.bodies = [body for body in in_flight.encode([InFlightFrame(f"{edge.name}:0", frame)]) if body]
         refs = [BlockRef(1, n, f"k{n}", len(each), hashlib.sha256(each).digest()) for n, each in enumerate(self.bodies)]
         logs = (ChannelLog("task", 0, 1, tuple(refs)),)
-        own = {"fingerprint": before.fingerprint(), "max_parallelism": before.max_parallelism}
-        self.manifest = manifest_of("p", **own, channel_logs=logs)
+        own: dict[str, Any] = {"fingerprint": before.fingerprint(), "max_parallelism": before.max_parallelism}
+        self.manifest = blank_manifest(channel_logs=logs, **own)
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
         return ((ref, Block("task", 3, "in-flight", "zlib", self.said, self.bodies[ref.offset])) for ref in refs)
@@ -69,17 +70,16 @@ class Log:
         return in_flight.restored(self.manifest, graph, 0, 1, self)
 
 
-def test_a_changed_pipeline_goes_on_with_what_went_round_a_loop(manifest_of: Any) -> None:
-    log = Log(manifest_of)
+def test_a_changed_pipeline_goes_on_with_what_went_round_a_loop() -> None:
+    log = Log()
     (frame,) = log.restored(graph(Order, "renamed"))
     assert BatchCodec(Order).decode(frame.frame).records == [Order(1, 500)]
 
 
 @pytest.mark.parametrize("older", [False, True])
-def test_a_loop_of_another_type(older: bool, manifest_of: Any) -> None:
-    """Records that can be read as it, but not without loss, are refused, with what to do."""
+def test_a_loop_of_another_type(older: bool) -> None:
     with pytest.raises(GraphError, match=r"round loop 'back', written as another type .* Give the loop its old type"):
-        Log(manifest_of, older=older).restored(graph(Renamed, "orders"))
+        Log(older=older).restored(graph(Renamed, "orders"))
 
 
 class Grown(msgspec.Struct):
@@ -88,12 +88,11 @@ class Grown(msgspec.Struct):
     note: str = ""
 
 
-def test_a_loop_whose_type_has_grown(manifest_of: Any) -> None:
-    """Takes what went round it, if a log says of which type that was."""
-    (frame,) = Log(manifest_of).restored(graph(Grown, "orders"))
+def test_a_loop_whose_type_has_grown() -> None:
+    (frame,) = Log().restored(graph(Grown, "orders"))
     assert BatchCodec(Grown).decode(frame.frame).records == [Grown(1, 500)]
     with pytest.raises(GraphError, match="they would not be what they were"):
-        Log(manifest_of, older=True).restored(graph(Grown, "orders"))
+        Log(older=True).restored(graph(Grown, "orders"))
 
 
 class Array(msgspec.Struct, array_like=True):
@@ -144,19 +143,18 @@ OF_ANOTHER_TYPE = [
 
 
 @pytest.mark.parametrize(("record", "type_", "why"), OF_ANOTHER_TYPE)
-def test_a_loop_of_a_type_with_the_same_bytes(record: Any, type_: Any, why: str, manifest_of: Any) -> None:
-    """What went round it is refused by the schema alone, with the field, wherever it is restored."""
+def test_a_loop_of_a_type_with_the_same_bytes(record: Any, type_: Any, why: str) -> None:
     with pytest.raises(GraphError, match=rf"loop 'back', written as another type .*: {why} would be lost\. Give"):
-        Log(manifest_of, type(record), record).restored(graph(type_, "orders"))
+        Log(type(record), record).restored(graph(type_, "orders"))
     entries = [LoopEntry(0, msgspec.msgpack.encode(record), "in", 0, 7)]
     with pytest.raises(GraphError, match=rf"loop 'back', written as another type than {type_.__name__}, .*: {why}"):
         require_same("back", type_, entries, "savepoint", describe(type(record)))
     require_same("back", type(record), entries, "savepoint", describe(type(record)))
 
 
-def test_a_loop_that_is_gone(manifest_of: Any) -> None:
+def test_a_loop_that_is_gone() -> None:
     """Its records are not left behind, also where the subtask that had them has no key groups."""
-    log = Log(manifest_of)
+    log = Log()
     (one,) = log.manifest.channel_logs
     log.manifest = msgspec.structs.replace(
         log.manifest, parallelism=2, max_parallelism=1, channel_logs=(msgspec.structs.replace(one, subtask=1),)
@@ -178,26 +176,26 @@ def builder_of(log: Log, monkeypatch: pytest.MonkeyPatch) -> building._Builder:
     return building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
 
 
-def test_a_worker_says_what_goes_round(monkeypatch: pytest.MonkeyPatch, manifest_of: Any) -> None:
-    log, said = Log(manifest_of), list[str]()
+def test_a_worker_says_what_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, said = Log(), list[str]()
     writer = SimpleNamespace(write=lambda block, *_: said.append(block.schema))
     builder_of(log, monkeypatch).names.write_in_flight(cast(Any, writer), 4, "task", 0, b"")
     assert said == [log.said] == [in_flight.said_of_records({"back": describe(Order)})]
 
 
-def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.MonkeyPatch, manifest_of: Any) -> None:
+def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes first feeds it, before anything that it is fed is taken: with fewer subtasks than before as much as
     several of them had."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 0)
     monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 0)
-    (loop,) = builder_of(Log(manifest_of), monkeypatch).loops.values()
+    (loop,) = builder_of(Log(), monkeypatch).loops.values()
     loop.send(b"", 1)
     with pytest.raises(GraphError, match="feeds more and more"):
         loop.send(b"", 1)
 
 
 @pytest.mark.parametrize(("rounds", "said"), [(True, "1 records went round loops"), (False, "between operators")])
-def test_what_is_said_where_a_stop_comes_before_the_end(rounds: bool, said: str, manifest_of: Any) -> None:
+def test_what_is_said_where_a_stop_comes_before_the_end(rounds: bool, said: str) -> None:
     """Its checkpoint may be an older one, whose barriers had overtaken records: where there is no loop, none is
     named."""
-    assert said in job._stopped_on_the_way(Log(manifest_of).manifest, loops=rounds)
+    assert said in job._stopped_on_the_way(Log().manifest, loops=rounds)

@@ -28,7 +28,6 @@ def no_decision_counts(kafka: KafkaCluster, pipeline: str) -> Iterator[None]:
 @pytest.mark.broker
 @pytest.mark.slow
 def test_incarnations_that_complete_checkpoints_never_use_up_the_strategy(job_of: Callable[..., Job]) -> None:
-    """Three incarnations end one after the other, each of which has completed a checkpoint: two attempts are enough."""
     job = job_of("linear", "--restart", "fixed_delay:attempts=2,delay=1s")
     run = job.start()
     for _ in range(4):

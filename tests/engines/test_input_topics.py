@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from running import Job, Run
+from waiting import until
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
@@ -24,19 +25,13 @@ JobOf = Callable[..., Job]
 def delete(kafka: KafkaCluster, topic: str) -> None:
     admin = kafka.admin()  # which takes its answers with it
     admin.delete_topics([topic])[topic].result(LIMIT_S)
-    topics, deadline = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})), time.monotonic() + LIMIT_S
-    try:
-        while time.monotonic() < deadline:
-            topics.describe([topic])
-    except TopicError:
-        return
-    finally:
-        topics.close()
-    raise AssertionError(f"{topic} is still there")
+    topics = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))
+    with pytest.raises(TopicError):
+        until(lambda: not topics.describe([topic]))
+    topics.close()
 
 
 def noted(job: Job) -> dict[tuple[str, int], tuple[int, str]]:
-    """(offset, topic id) by topic and partition, in the newest manifest."""
     newest = job.history().latest
     assert newest is not None
     return {(each.topic, each.partition): (each.offset, each.topic_id) for each in newest.offsets}
@@ -54,8 +49,6 @@ def read_all(run: Run, job: Job) -> None:
 @pytest.mark.exhaustive(but=["0"])
 @pytest.mark.parametrize("away_s", [0, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_topic_that_is_made_anew_under_a_job(away_s: float, kafka: KafkaCluster, job_of: JobOf) -> None:
-    """The job halts and names the topic, and no checkpoint has an offset of the new one, which the worker has read
-    while the coordinator slept."""
     job = job_of("linear", partitions=1)
     job.feed(100)
     run = job.start()
@@ -75,8 +68,6 @@ def test_a_topic_that_is_made_anew_under_a_job(away_s: float, kafka: KafkaCluste
 @pytest.mark.exhaustive(but=["input"])
 @pytest.mark.parametrize("which", ["input", "output", "output made anew"])
 def test_a_topic_that_is_deleted_under_an_idle_job(which: str, kafka: KafkaCluster, job_of: JobOf) -> None:
-    """The job halts though it has nothing to read, and says that the topic is gone, also where there is another one of
-    its name; and the next run does not make an output topic anew."""
     job = job_of("linear")
     job.feed(100)
     run = job.start("--inline")
@@ -109,8 +100,6 @@ def cut(cluster: OwnCluster, topic: str) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("running", [False, True])
 def test_a_log_that_was_truncated_and_grew_again(running: bool, stoppable: OwnCluster, job_of: JobOf) -> None:
-    """The pipeline halts where records that it has read are gone, though other records have their offsets now: at its
-    next start, and while it runs."""
     job = job_of("linear", cluster=stoppable, partitions=1)
     for _ in range(10):
         job.feed(10)

@@ -26,7 +26,6 @@ STEPS = sorted(set(NAMES) - ELSEWHERE)
 
 
 def run_to_the_end(job: Job, *arguments: str, env: dict[str, str]) -> list[int]:
-    """Run again after every kill until it ends cleanly; the exit codes."""
     codes: list[int] = []
     while 0 not in codes:
         assert len(codes) < 5, f"it does not end: {codes}"
@@ -51,7 +50,6 @@ def test_linear(name: str, job_of: Callable[..., Job], failpoint: Any) -> None:
 @pytest.mark.exhaustive(but=["coordinator-committed"])
 @pytest.mark.parametrize("name", STEPS)
 def test_diamond(name: str, job_of: Callable[..., Job], failpoint: Any) -> None:
-    """Two sources, a union, a shuffle and two sinks at parallelism 2 are exact though a process died at the step."""
     job = job_of("diamond", "--parallelism", "2")
     job.kafka.create_topic(f"{job.name}-more", 2)
     job.feed(1500)

@@ -95,7 +95,6 @@ def test_what_is_taken_over_from_several_subtasks_does_not_breed(monkeypatch: py
 
 
 def test_what_is_taken_over_again_and_again_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that breeds is named however often the job is killed before that."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 100)
     monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 10)
     for waiting in (0, 50, 90):
@@ -271,7 +270,6 @@ def test_no_barrier_waits_for_what_went_round_at_a_restart() -> None:
 
 
 def test_what_was_restored_waits_while_a_disk_is_full() -> None:
-    """As sources do: only what is on its way already is taken, and barriers."""
     head, table = Head(restored=["o1", "o2"]), SimpleNamespace(full="no room")
     head.subtask.tables = cast(Any, [table])
     head.send(head.new, "n1")

@@ -38,7 +38,6 @@ def manifests(kafka: KafkaCluster, name: str) -> tuple[list[Manifest], Any]:
 
 
 def on_their_way(manifest: Manifest, blocks: Any) -> Iterator[dict[str, Any]]:
-    """The records of a checkpoint that go round, as their fields."""
     for log in manifest.channel_logs:
         for each in frames_of(log, blocks):
             yield from _records.decode(each.frame)[0]
@@ -64,9 +63,7 @@ def loops_with_records(kafka: KafkaCluster, name: str) -> set[str]:
 @pytest.mark.exhaustive(but=["aligned 1-2"])
 @pytest.mark.parametrize("case", ["aligned 1-2", "aligned 1-3-2", "unaligned 1-3-2"])
 def test_money_is_the_same_in_every_snapshot(case: str, kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """Through kills of the coordinator, whose workers die with it, and with other numbers of subtasks after each other,
-    no money is lost or made: all checkpoints have the same sum, of some of them a part is on its way in the log of the
-    loop, and every transfer is booked once on either side."""
+    """Some of it is on its way in the log of the loop; every transfer is booked once on either side."""
     mode = ("--unaligned", "--aligned-timeout", "50ms") if case.startswith("unaligned") else ()
     parallelisms = case.split()[1].split("-")
     topic = kafka.create_topic(f"{topic_name}-transfers", 3)
@@ -107,8 +104,6 @@ def test_money_is_the_same_in_every_snapshot(case: str, kafka: KafkaCluster, top
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_loop_in_a_loop_outlives_a_kill_of_a_worker(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """A worker is killed while records go round both loops, twice, and the coordinator goes on; then it is killed, too,
-    and another parallelism brings it to an end. Each order comes out once, and was counted in every round once."""
     topic = kafka.create_topic(f"{topic_name}-in", 2)
     target = ("nested_loops:pipeline", "--param", f"name={topic_name}", "--param", "pause=200ms", *QUICK)
     ids: list[int] = []
@@ -136,12 +131,10 @@ def test_a_loop_in_a_loop_outlives_a_kill_of_a_worker(kafka: KafkaCluster, topic
 
 
 def values(kafka: KafkaCluster, topic: str, count: int) -> list[dict[str, Any]]:
-    """Those of the *count* records of a topic."""
     return [json.loads(each.value or b"") for each in visible(kafka, topic, count)]
 
 
 def assert_charged_once(kafka: KafkaCluster, name: str) -> None:
-    """Each of the 700 orders of `retry` is charged once, after so many tries, or given up after five."""
     charged, given_up = values(kafka, f"{name}-charged", 500), values(kafka, f"{name}-given-up", 200)
     assert sorted((each["order"], each["tries"]) for each in charged) == [
         (i, i % 7 + 1) for i in range(700) if i % 7 < 5
@@ -166,9 +159,7 @@ def command(kafka: KafkaCluster, capsys: pytest.CaptureFixture[str], *arguments:
 def test_what_goes_round_outlives_a_stop_and_a_kill(
     kafka: KafkaCluster, topic_name: str, run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A stop does not wait for retries: they are in its last checkpoint, and the next run goes on with them; so it
-    does after a savepoint, and after a kill. A bounded run ends once nothing goes round. Each order is charged once,
-    after so many tries."""
+    """A stop does not wait for retries: they are in its last checkpoint, and the next run goes on with them."""
     target = orders_to_retry(kafka, topic_name)
     stopped = run(*target, "--param", "pause=10m", "--parallelism", "2", "--until", "latest", env=EXAMPLES)
     stopped.await_checkpoint()
@@ -201,8 +192,6 @@ def test_what_goes_round_outlives_a_stop_and_a_kill(
 def test_what_goes_round_goes_along_with_a_savepoint(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """From one in the topic, at another parallelism, and from one that was exported, into a pipeline that was reset:
-    each order is charged once, after so many tries."""
     target = orders_to_retry(kafka, topic_name)
     resting = (*target, "--param", "pause=10m")
     first = run(*resting, "--parallelism", "2", env=EXAMPLES)
@@ -239,7 +228,6 @@ def test_what_goes_round_goes_along_with_a_savepoint(
 def test_a_pipeline_that_cannot_take_what_goes_round_fences_nobody(
     old: str, new: str, why: str, kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any
 ) -> None:
-    """Its loop has another id, or another type: it is refused, and the run that goes well goes on."""
     target = orders_to_retry(kafka, topic_name)
     code = (Path(EXAMPLES["PYTHONPATH"]) / "retry.py").read_text()
     assert old in code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -12,8 +11,9 @@ from typing import Any
 
 import pytest
 from running import Run, assert_totals, visible
+from waiting import until
 
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
 CUSTOMERS = [f"c{i}" for i in range(10)]
@@ -47,19 +47,13 @@ class Gated:
     def _any_counted(self, numbers: list[int]) -> bool:
         return any((self._folder / f"counted-{number}").exists() for number in numbers)
 
-    def _until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not condition():
-            assert time.monotonic() < deadline, self.job.said
-            time.sleep(0.01)
-
     def reaches_the_gate(self) -> bool:
         """Lets the first worker wait at the gate until a checkpoint was triggered. Whether none was under way before:
         its barrier might have been passed on."""
         self.job.await_event(lambda event: event["event"] == "checkpoint")  # its sinks are ready for the next one
         self._feed(["gate"], partition=0)
         reached = self._folder / "reached"
-        self._until(reached.exists)
+        until(reached.exists, told=lambda: self.job.said)
         numbers = [(event.get("step", event["event"]), event.get("checkpoint")) for event in list(self.job.events)]
         if any(("triggered", n) in numbers and ("checkpoint", n) not in numbers for _, n in numbers):
             return False
@@ -72,7 +66,7 @@ class Gated:
         for _ in range(3):
             fed = self._feed(CUSTOMERS, partition=1)
             if until_counted:
-                self._until(partial(self._any_counted, fed))
+                until(partial(self._any_counted, fed), told=lambda: self.job.said)
 
     def goes_on_from_there(self) -> bool:
         """Opens the gate, kills the job once the checkpoint is complete, and lets another one come to the end. Whether
@@ -104,8 +98,6 @@ def gated(run: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Cal
 def test_at_least_once_counts_again_what_was_taken_before_the_last_barrier(
     gated: Callable[[str], Gated], kafka: KafkaCluster
 ) -> None:
-    """At least once, records behind a barrier are counted before the snapshot, and again after a restart from it; none
-    is missing."""
     job = gated("at_least_once")
     seen = Counter(json.loads(each.value or b"")["id"] for each in visible(kafka, job.out, len(job.fed) + 1))
     assert seen.keys() == {json.loads(value)["id"] for _, value in job.fed}

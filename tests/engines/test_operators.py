@@ -50,7 +50,6 @@ def test_everything(parallelism: int, kafka: KafkaCluster, job_of: JobOf, tmp_pa
 
 
 def seen(job: Job, topic: str, count: int, field: str) -> Counter[Any]:
-    """How often each value of *field* is in NAME-*topic*."""
     return Counter(json.loads(each.value or b"")[field] for each in visible(job.kafka, f"{job.name}-{topic}", count))
 
 
@@ -69,7 +68,6 @@ def test_rescaling(parallelisms: str, job_of: JobOf) -> None:
 
 @pytest.mark.exhaustive
 def test_a_topic_that_is_partitioned_by_the_key(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """Nothing is shuffled where the user says so; state then stays with its partitions, and rescaling is refused."""
     job = job_of("partitioned", partitions=4)
     for _ in range(2):
         numbers = range(len(job.fed), len(job.fed) + 1000)

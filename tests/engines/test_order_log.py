@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.records.encoding import Block, decode, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, Manifest, OrderLog
@@ -25,7 +26,6 @@ RUNS, MANY = 600_000, 6_000
 
 
 def noted(runs: int, *, batches: bool = False) -> tuple[OrderRuns, list[tuple[tuple[str, int], int]]]:
-    """Runs over three partitions, and what they say."""
     order, expected = OrderRuns(batches), []
     for number in range(runs):
         place, count = ("orders", number % 3), number % 700 + 1
@@ -39,7 +39,6 @@ def noted(runs: int, *, batches: bool = False) -> tuple[OrderRuns, list[tuple[tu
 
 @pytest.mark.parametrize(("runs", "batches"), [(0, False), (1, False), (5, True), (MANY, False), (MANY, True)])
 def test_a_log_is_cut_into_parts_that_are_blocks(runs: int, batches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part fits into a block, there is one at least, and together they say what was noted; a cut starts anew."""
     assert len(encode(Block("totals", 7, ORDER, "none", "msgpack", bytes(PART_SIZE_MAX)))) <= BLOCK_SIZE_MAX
     monkeypatch.setattr(order_log, "PART_SIZE_MAX", 1_000)
     order, expected = noted(runs, batches=batches)
@@ -51,7 +50,6 @@ def test_a_log_is_cut_into_parts_that_are_blocks(runs: int, batches: bool, monke
 
 
 def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
-    """What took records of another interval has a log of one small part, and a replay along it halts, saying why."""
     order, _ = noted(MANY)
     parts = order.cut(exact=False)
     assert len(parts) == 1
@@ -62,8 +60,7 @@ def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.broker
-def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str, manifest_of: Any) -> None:
-    """Written as blocks and named by a manifest, all parts are read in their order, also behind another log."""
+def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str) -> None:
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     topic = prepare_topic(config.confluent(), topic_name)
     writer, names, logs, expected = BlockWriter.connected(config.confluent(), topic, 1, 0), BlockNames(0), [], []
@@ -74,7 +71,7 @@ def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str, manifes
         logs.append(OrderLog("totals", 0, tuple(each.ref for each in tickets if each.ref is not None)))
         assert len(logs[-1].blocks) == len(tickets) > 1
         expected += said
-    manifest = decode(encode(manifest_of(topic_name, order_logs=tuple(logs))), Manifest)
+    manifest = decode(encode(blank_manifest(pipeline=topic_name, order_logs=tuple(logs))), Manifest)
     common = Unit(
         reference={}, fingerprint="", client={}, task="", subtask=0, parallelism=1, checkpoint=7, base=manifest,
         incarnation=1, attempt=0, topic=topic, topic_ids={}, readings=(), channels=(), order=None, write_state=False,

@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 @pytest.mark.exhaustive
 def test_a_worker_that_died_with_large_blocks(job_of: Callable[..., Job], failpoint: Any, tmp_path: Path) -> None:
-    """A worker that dies behind blocks of 200,000 long keys, over a checkpoint of as many, leaves none for good."""
     long = "a-name-that-takes-room-in-a-block-" * 2
     records = [(str(i % 5), json.dumps({"id": i, "customer": f"{long}{i}", "total": 1})) for i in range(400_000)]
     job = job_of("linear", "--checkpoint-interval", "1s")
@@ -35,7 +34,6 @@ def test_a_worker_that_died_with_large_blocks(job_of: Callable[..., Job], failpo
 def test_checkpoints_in_flight_behind_a_completed_one(
     place: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path
 ) -> None:
-    """With three checkpoints in flight, what the ones behind the newest completed one have written goes as well."""
     overlapping = ("--max-concurrent", "3", "--checkpoint-interval", "50ms")
     job = job_of("slow", "--param", "pause_ms=1", "--parallelism", "2", *overlapping)
     job.feed(4000)

@@ -43,7 +43,6 @@ def test_a_fast_slice_is_followed_by_one_of_twice_its_size_up_to_the_most() -> N
 
 
 def test_slices_of_slow_records_keep_to_the_time() -> None:
-    """At 50 ms a record there is one record a slice, at 1 ms there are as many as fit, and it stays so."""
     assert steps(slice_pace(), lambda _: 0.05, 3) == [4, 1, 1, 1]
     assert steps(slice_pace(), lambda _: 0.001, 7)[-2:] == [75, 75]
 
@@ -81,7 +80,6 @@ def pairs() -> tuple[SocketChannel, SocketChannel]:
 
 
 def test_a_frame_is_handed_out_in_slices_and_the_barrier_after_the_last() -> None:
-    """All records come once, in order, with their keys and origins; what is counted is what was handed out."""
     channel = LocalChannel()
     codec = BatchCodec(Number)
     read = ChannelInput("edge:0", channel, codec, lambda _: None)
@@ -144,7 +142,6 @@ def test_a_channel_has_room_for_what_its_reader_grants(local: bool) -> None:
 
 
 def test_what_a_writer_does_not_hear_for_long_is_told_in_one() -> None:
-    """A reader that tells a thousand times what it took, while nobody listens, loses nothing and does not block."""
     writer, reader = pairs()
     writer.send(b"x", 5000)
     for _ in range(5000):
@@ -157,8 +154,6 @@ def test_what_a_writer_does_not_hear_for_long_is_told_in_one() -> None:
 
 
 def test_an_operator_breathes_between_chunks_if_the_last_breath_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no time passing since the last turn of the loop there is no breath; after long there is one, and then none
-    for a while."""
     breaths: list[int] = []
     done: list[int] = []
     activity = Activity()
@@ -177,7 +172,6 @@ def test_an_operator_breathes_between_chunks_if_the_last_breath_is_long_ago(monk
 
 
 def test_what_an_operator_costs_is_its_own() -> None:
-    """The time of the operators behind it is not in it, and the costliest is named with its share."""
     now_s = [0.0]
 
     def taking(seconds: float) -> Callable[[Number], Number]:

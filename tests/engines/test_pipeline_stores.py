@@ -39,7 +39,6 @@ def stores() -> PipelineStores:
 
 
 def staged(stores: PipelineStores, **fields: Any) -> CommitStaged:
-    """What the sink "rows" has set aside, but for *fields*."""
     found = StoreCommittable(
         sink="rows", subtask=0, checkpoint=1, records=3, kind="rows", description=stores.digests["rows"]
     )
@@ -59,7 +58,6 @@ def staged(stores: PipelineStores, **fields: Any) -> CommitStaged:
     ids=["unknown", "files", "prepared"],
 )
 def test_a_kind_that_the_sink_does_not_commit(stores: PipelineStores, kind: str, named: str) -> None:
-    """It is named, with the sink that has set it aside; a loss that is accepted has no records, and needs none."""
     with pytest.raises(StoreError, match=f"of the kind '{kind}', .*{named}.* now one of the kind 'rows'"):
         stores(staged(stores, kind=kind))
     assert stores(staged(stores, kind=kind, records=0)) is True
@@ -74,7 +72,6 @@ def test_an_address_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_ledger_of_each_sink_is_named_for_people() -> None:
-    """Table, key or folder, and what of it is the sink's; without a connection, and without an address."""
     pipeline = Pipeline("p")
     stream = pipeline.source("in", KafkaSource("in", value=Row))
     sinks: dict[str, Any] = {
@@ -108,6 +105,5 @@ def test_another_description(stores: PipelineStores) -> None:
 
 
 def test_a_sink_that_is_gone(stores: PipelineStores) -> None:
-    """A decided checkpoint has output of it: a halt, as the pipeline has no such sink any more."""
     with pytest.raises(Halt, match=r"3 records of sink 'gone', and the pipeline has no such sink any more"):
         stores(staged(stores, sink="gone"))

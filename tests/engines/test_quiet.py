@@ -46,7 +46,6 @@ def _clients(tree: ast.Module) -> set[str]:
 @pytest.mark.broker
 @pytest.mark.slow
 def test_faults_leave_no_lines_of_librdkafka(stoppable: OwnCluster, job_of: Callable[..., Job]) -> None:
-    """A broker that is killed and comes back, and a worker that is killed, show as events, and as nothing else."""
     job = job_of("linear", "--parallelism", "2", cluster=stoppable)
     job.feed(1000)
     run = job.start()
@@ -67,7 +66,6 @@ def test_faults_leave_no_lines_of_librdkafka(stoppable: OwnCluster, job_of: Call
 
 @pytest.mark.broker
 def test_who_asks_gets_the_lines(job_of: Callable[..., Job]) -> None:
-    """With librdkafka's own setting `debug`, its lines stand on stderr, of the workers' clients too."""
     job = job_of("linear")
     job.feed(10)
     run = job.finish("--kafka", "debug=eos,topic")

@@ -12,9 +12,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
+from exactlyonce.checkpoint.records.manifest import ChannelLog
 from exactlyonce.checkpoint.store.files import local
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
@@ -32,7 +33,6 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 
 def log_of(storage: FileStorage, subtask: int, *frames: tuple[str, list[int]]) -> ChannelLog:
-    """Of *subtask*: a channel and the numbers on their way there, each."""
     blocks, names = storage.begin(1, 0), BlockNames(subtask)
     own = [
         InFlightFrame(name, BatchCodec(int).encode(Batch(each, [Coordinates(f"t{subtask}", 1, n) for n in each], None)))
@@ -50,11 +50,11 @@ Topic = Callable[..., TopicSavepoint]
 
 
 @pytest.fixture
-def of_topic(storage: FileStorage, manifest_of: Callable[..., Manifest]) -> Topic:
+def of_topic(storage: FileStorage) -> Topic:
     """`of_topic(log, ...)`: checkpoint 7 with these logs."""
 
     def made(*logs: ChannelLog, **fields: Any) -> TopicSavepoint:
-        return TopicSavepoint(manifest_of("totals", channel_logs=logs, **fields), storage, "cluster")
+        return TopicSavepoint(blank_manifest(pipeline="totals", channel_logs=logs, **fields), storage, "cluster")
 
     return made
 
@@ -68,7 +68,6 @@ def exports(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def savepoint(storage: FileStorage, of_topic: Topic) -> TopicSavepoint:
-    """One with two records in each of the loops a, b and c."""
     return of_topic(log_of(storage, 0, *((f">{loop}:0", [1, 2]) for loop in "abc")))
 
 
@@ -77,7 +76,6 @@ def folder_of(url: str) -> Path:
 
 
 def test_what_a_barrier_has_overtaken_is_never_left_behind(storage: FileStorage, of_topic: Topic) -> None:
-    """A checkpoint that holds any is neither exported nor restored from: the error says how many, and what to do."""
     log = log_of(storage, 0, (">again:0", [1, 2]), ("orders>totals:0", [3, 4, 5]))
     with pytest.raises(ConfigError, match=r"Checkpoint 7 of totals is unaligned: it holds 3 records.*Take a savepoint"):
         of_topic(log)
@@ -94,8 +92,6 @@ def test_what_goes_round_is_part_of_it(storage: FileStorage, of_topic: Topic) ->
 
 
 def test_no_transaction_is_exported(storage: FileStorage, of_topic: Topic, exports: Path) -> None:
-    """An export stands for itself: of the transactions that its checkpoint has committed there is nothing in it, and
-    nothing of the blocks that it was read from."""
     log = log_of(storage, 0, (">again:0", [1, 2]))
     committable = Committable(
         transactional_id="eo:totals:out:0:1.0:0", producer_id=471_147, epoch=3, transaction_version=2,
@@ -149,7 +145,6 @@ def test_metadata_is_as_it_was_written(before: bytes, after: bytes, savepoint: T
 def test_a_storage_that_is_away_for_a_moment(
     savepoint: TopicSavepoint, exports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One request of many that has no answer breaks off neither an export nor who reads one."""
     asked = Counter[str]()
 
     def every_other(method: str) -> None:
@@ -176,7 +171,6 @@ def test_a_storage_that_is_away_for_a_moment(
 def test_a_savepoint_that_is_deleted_while_it_is_read(
     broken_off: bool, savepoint: TopicSavepoint, exports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of it is damaged, and it is said that somebody deletes it, by who restores it and by who verifies it."""
     url = export(savepoint, f"file://{exports}")
     found = ExportedSavepoint.at(url)
     if broken_off:
@@ -196,8 +190,6 @@ def test_a_savepoint_that_is_deleted_while_it_is_read(
 def test_an_export_is_deleted_while_its_disk_is_full(
     removed: int, storage: FileStorage, of_topic: Topic, exports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing has to be written for it, and after whichever file it is broken off, the same command ends it, for the
-    savepoint's own pipeline alone."""
     logs = [log_of(storage, subtask, *((f">{loop}:0", [1, 2]) for loop in "abcd")) for subtask in range(2)]
     url = export(of_topic(*logs), f"file://{exports}")
     unlink, unlinked = Path.unlink, list[Path]()
@@ -232,8 +224,7 @@ def test_an_export_is_deleted_while_its_disk_is_full(
 def test_an_export_that_fills_its_disk(
     written: int, savepoint: TopicSavepoint, exports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever file finds no room, `_metadata.json` included: what was written before it is removed, and the URL of a
-    savepoint is never told."""
+    """Whichever file finds no room, the metadata included: the URL of a savepoint is never told."""
     write, put = local._write, list[Path]()
 
     def filling(path: Path, content: bytes) -> None:
@@ -278,7 +269,6 @@ def test_what_a_killed_export_has_left_is_deleted(tmp_path: Path) -> None:
     ],
 )
 def test_a_folder_that_no_export_has_left(folder: str, inside: tuple[str, ...], tmp_path: Path) -> None:
-    """One that is not named as a savepoint, or in which something else is, whatever its name, stays as it is."""
     (tmp_path / folder).mkdir()
     for name in inside:
         (tmp_path / folder / name).mkdir()
@@ -291,7 +281,6 @@ def test_a_folder_that_no_export_has_left(folder: str, inside: tuple[str, ...], 
 def test_an_export_that_is_deleted_while_it_is_written(
     at: int, savepoint: TopicSavepoint, exports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is never told as a savepoint, though its last files are put behind the deletion, and nothing of it stays."""
     put, puts = LocalFolder.put, list[str]()
 
     def deleted(self: LocalFolder, name: str, content: bytes, aside: str) -> None:

@@ -52,8 +52,7 @@ def refusal(encoder: SinkEncoder, *records: Any) -> str:
 
 
 def test_a_value_that_does_not_fit_is_told_of_the_sink() -> None:
-    """Sink, place of the record, field and column, and what can be done; of two such records of a batch it is the
-    first, with what is wrong with itself."""
+    """Of two such records of a batch it is the first, with what is wrong with itself."""
     said = refusal(Columns(), Total("ann", 1), Total(None, 1), Total("bob", 10))
     assert said.startswith(
         "Sink 'table' cannot write the record at orders[2] offset 11: customer: None is no str (the column of table t "
@@ -64,7 +63,6 @@ def test_a_value_that_does_not_fit_is_told_of_the_sink() -> None:
 
 
 def test_an_output_that_has_no_encoding_is_told_of_the_sink() -> None:
-    """It is nobody's function: the class of an error that says little by itself is told."""
     encoder = KafkaSink[Total]("totals").encoder(Total)
     said = refusal(encoder, Total("ann", 1), Total(object(), 1))
     assert said.startswith("Sink 'table' cannot write the record at orders[2] offset 11: ")

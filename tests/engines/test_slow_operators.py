@@ -31,8 +31,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 def test_checkpoints_complete_at_a_slow_operator(
     target: str, pause_ms: int, arguments: tuple[str, ...], job_of: Callable[..., Job]
 ) -> None:
-    """With a quarter of an hour of work in front of it checkpoints come in order, none of them waits as long as a full
-    batch takes, and a stop ends it cleanly."""
     job = job_of(target, "--param", f"pause_ms={pause_ms}", "--checkpoint-interval", "1s", *arguments, partitions=2)
     job.feed(20_000)
     run = job.start()
@@ -47,7 +45,6 @@ def test_checkpoints_complete_at_a_slow_operator(
 
 @pytest.mark.exhaustive
 def test_the_reason_names_the_operator_that_hangs(job_of: Callable[..., Job], tmp_path: Path) -> None:
-    """While a function does not come back a note says so, and the restart names it; then all is exact."""
     (tmp_path / "wait").touch()
     job = job_of("stuck", "--param", f"folder={tmp_path}", "--checkpoint-interval", "1s", partitions=2)
     job.feed(400)

@@ -23,7 +23,6 @@ class Order(msgspec.Struct):
 
 
 def batch_of(good: Any) -> list[Message]:
-    """Messages at offsets from 0 on, of which those are good for which *good* says so."""
     return [
         Message(
             topic="orders",
@@ -44,8 +43,6 @@ def batch_of(good: Any) -> list[Message]:
     ids=["all", "none", "every second", "the last 500"],
 )
 def test_what_does_not_decode_is_left_out(good: Any, metadata: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """However many records of a batch are bad, the good ones come in order with their origins, and the bad ones are
-    counted; a few of those are named, and the rest is one line."""
     make: Any = KafkaSource  # its overloads know True and False, and no bool
     source = make("orders", value=Order, on_error="skip", metadata=metadata)
     decoder = SourceDecoder("orders", source)
@@ -89,7 +86,6 @@ def test_a_key_that_does_not_decode_is_told_as_the_key() -> None:
 
 
 def test_the_first_bad_record_fails_the_job(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the source does not skip, the first bad record is the error, and nothing else is said."""
     decoder = SourceDecoder("orders", KafkaSource("orders", value=Order))
     with pytest.raises(RecordError, match=r"orders\[3\] offset 7"):
         decoder.decode(batch_of(lambda number: number < 7))

@@ -18,7 +18,6 @@ CUSTOMERS = 900
 
 
 def tiered(folder: Path) -> tuple[str, ...]:
-    """With next to no memory for states."""
     return ("--state-backend", "rocksdb", "--state-memory", "1mb", "--state-folder", str(folder))
 
 
@@ -29,7 +28,6 @@ def feed(job: Job, count: int = 4_000) -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_switched_at_any_checkpoint(job_of: Callable[..., Job], tmp_path: Path) -> None:
-    """Killed again and again, and run on with the other backend, another parallelism or both, totals are exact."""
     job = job_of("linear")
     backends = {"rocksdb": tiered(tmp_path), "hashmap": ()}
     for backend, parallelism in (("hashmap", 1), ("rocksdb", 2), ("rocksdb", 2), ("rocksdb", 1), ("hashmap", 2)):
@@ -49,7 +47,6 @@ STEPS = ["worker-restored", "worker-frozen", "worker-blocks", "worker-acknowledg
 @pytest.mark.exhaustive(but=["worker-blocks"])
 @pytest.mark.parametrize("name", STEPS)
 def test_killed_at_a_step(name: str, job_of: Callable[..., Job], failpoint: Any, tmp_path: Path) -> None:
-    """A process is killed at the step, its successor takes the local files again: the totals are exact."""
     job = job_of("linear")
     feed(job)
     run_to_the_end(job, *tiered(tmp_path / "state"), env=failpoint(name))
@@ -77,12 +74,10 @@ def fill(disk: Path) -> Path:
 
 
 def noted(text: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether an event is a note that says so."""
     return lambda event: event["event"] == "note" and text in event["text"]
 
 
 def test_a_disk_that_is_full(job_of: Callable[..., Job], small_disk: Path) -> None:
-    """It pauses the job, which says which folder is full and takes no checkpoint, and goes on when there is room."""
     job = job_of("linear", *tiered(small_disk))
     feed(job)
     run = job.start("--inline")

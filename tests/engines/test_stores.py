@@ -17,12 +17,13 @@ from running import QUICK, Job, Run, abort_while_a_worker_sleeps, orders, stop
 from stored import assert_rows, rows_of
 from test_kill_matrix import ELSEWHERE
 from unreferenced import unreferenced_blocks
+from waiting import until
 
 from exactlyonce.cli.main import main
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import StoppedShort
 from exactlyonce.pipeline.failpoints import NAMES
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
 
@@ -33,15 +34,12 @@ class Stored:
         job.feed(2000)
 
     def flag(self, name: str) -> Path:
-        """The file beside the database that makes it misbehave."""
         return self.database.with_suffix(f".{name}")
 
     def ends(self, code: int, *arguments: str) -> str:
-        """Run to the end of what was fed, or to exit code *code*; what was said."""
         return self.job.finish_here(*arguments, code=code)
 
     def assert_exact(self) -> None:
-        """The database, and Kafka's topics beside it, are right; no block is left that nobody refers to."""
         assert_rows(self.database, self.job.fed)
         self.job.assert_totals()
         self.job.assert_copies()
@@ -60,14 +58,10 @@ PLACES = sorted(set(NAMES) - ELSEWHERE | {"store-committing", "store-committed"}
 @pytest.mark.exhaustive(but=["store-committed"])
 @pytest.mark.parametrize("name", PLACES)
 def test_kills(name: str, stored: Stored, failpoint: Callable[..., dict[str, str]], tmp_path: Path) -> None:
-    """Kafka and the store agree though a process was killed at the step, for the second time it came there."""
     once = name in ("coordinator-opened", "coordinator-swept", "worker-restored")
     run = stored.job.start("--parallelism", "2", env=failpoint(name, nth=1 if once else 2))
-    fired, deadline = tmp_path / "fired" / name, time.monotonic() + LIMIT_S
-    while not fired.exists():
-        assert time.monotonic() < deadline, f"the planned kill happened: {run.said}"
-        stored.job.feed(100)
-        time.sleep(0.1)
+    fired = tmp_path / "fired" / name
+    until(fired.exists, meanwhile=lambda: stored.job.feed(100), told=lambda: run.said, pause_s=0.1)
     if name.startswith("worker"):
         run.await_checkpoint()
         run.kill()
@@ -91,8 +85,6 @@ def gone_on(stored: Stored, run: Run) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("away_s", [0, 60])
 def test_a_store_that_is_away(away_s: int, stored: Stored) -> None:
-    """The run waits for it, says so, reads no more meanwhile, and goes on without a restart. Heartbeats go on, so that
-    nobody takes the pipeline for dead."""
     run = stored.job.start("--parallelism", "2")
     run.await_checkpoint()
     stored.flag("away").touch()
@@ -106,7 +98,6 @@ def test_a_store_that_is_away(away_s: int, stored: Stored) -> None:
 
 @pytest.mark.exhaustive
 def test_a_store_that_stays_away(stored: Stored) -> None:
-    """After `--store-timeout` the run ends with what to do; the next one finishes what was decided."""
     run = stored.job.start("--store-timeout", "1s")
     run.await_checkpoint()
     stored.flag("away").touch()
@@ -144,7 +135,6 @@ def test_a_stop_while_the_store_is_away(stored: Stored) -> None:
 
 @pytest.mark.exhaustive
 def test_a_store_that_refuses(stored: Stored) -> None:
-    """It halts with the choices; changed, it takes the rows; a loss that is accepted is that of these rows alone."""
     stored.ends(0)
     stored.flag("refuse").touch()
     stored.job.feed(2000)
@@ -169,7 +159,6 @@ def test_a_store_that_refuses(stored: Stored) -> None:
 
 @pytest.mark.exhaustive
 def test_a_store_that_was_restored_from_a_backup(stored: Stored, tmp_path: Path) -> None:
-    """What it has lost is neither written again nor left out in silence: a halt, until it is as it was."""
     stored.ends(0)
     shutil.copy(stored.database, tmp_path / "backup")
     stored.job.feed(2000)
@@ -185,7 +174,6 @@ def test_a_store_that_was_restored_from_a_backup(stored: Stored, tmp_path: Path)
 
 @pytest.mark.exhaustive
 def test_a_sink_of_another_description(stored: Stored, failpoint: Callable[..., dict[str, str]]) -> None:
-    """What was set aside for a sink is not committed by one that reads it otherwise: a halt, until it is as it was."""
     stored.job.finish(env=failpoint("store-committing"), code=-9)
     assert "set aside for another description of the sink" in stored.ends(6, "--param", "label=changed")
     stored.ends(0)
@@ -208,8 +196,6 @@ def test_a_pipeline_that_was_reset(stored: Stored) -> None:
 
 @pytest.mark.exhaustive
 def test_an_aborted_checkpoint(stored: Stored, tmp_path: Path) -> None:
-    """What was set aside and flushed for it is carried by the next one, at whose decision it is committed: nothing
-    restarts."""
     job = stored.job
     job.feed(1000)
     slow = ("--parallelism", "2", "--checkpoint-timeout", "2s", "--tolerable-failed", "50")
@@ -232,7 +218,6 @@ def test_each_order_is_in_the_table_once(
     kafka: KafkaCluster, topic_name: str, run: Callable[..., Any], tmp_path: Path,
     failpoint: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Killed before it applies a decided checkpoint, it leaves each order there once."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "shop.py").write_text("\n\n".join(blocks[:2]))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -19,8 +19,6 @@ FIRST, SECOND = ask.FenceStore("db", 1, "topic"), ask.CleanStore("db", 1, 0)
 
 
 class Held:
-    """A store that ends a request when it is told to."""
-
     def __init__(self) -> None:
         self.asked: list[ask.Request] = []
         self.threads: set[int] = set()
@@ -80,7 +78,6 @@ def test_what_it_raises_is_raised(held: Held, aside: StoresAside) -> None:
 
 
 def test_another_request_waits_for_the_end_of_the_first(held: Held, aside: StoresAside) -> None:
-    """No two are under way, whether an answer is wanted or not, and all are asked on one thread."""
     assert isinstance(aside(FIRST), UnderWay)
     assert isinstance(aside(SECOND), UnderWay)
     assert held.begun.wait(LIMIT_S)

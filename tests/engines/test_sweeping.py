@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
+from waiting import until
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
@@ -50,7 +51,6 @@ class Watched:
 
 @pytest.fixture
 def watched(kafka: Any) -> Iterator[Watched]:
-    """At the shared broker; nothing here touches a decision log."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     transactions = Transactions(config)
     yield Watched(config, transactions, LogRequests(config, TopicInfo("none", "", 2, 1)))
@@ -58,31 +58,25 @@ def watched(kafka: Any) -> Iterator[Watched]:
 
 
 def initialize(kafka: Any, ids: list[str]) -> None:
-    """As producers do that take these ids and write nothing yet."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     transactions = Transactions(config)
     transactions.describe(ids)  # which makes the broker their coordinator
     transactions.close()
     wire = Wire(config, timeout_ms=round(LIMIT_S * 1000))
     node = wire.metadata().brokers[0].node_id
-    waiting, deadline = set(ids), time.monotonic() + LIMIT_S
-    while waiting:
-        assert time.monotonic() < deadline, f"{len(waiting)} ids are initialised"
-        asked = sorted(waiting)
-        requests = [
-            InitProducerIdRequest(
-                transactional_id=each, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
-            )
-            for each in asked
-        ]  # fmt: skip
-        answers = wire.ask_all([Request(each, node) for each in requests])
-        waiting = {each for each, answer in zip(asked, answers, strict=True) if answer.error_code}
+    request = partial(InitProducerIdRequest, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1)
+    waiting = sorted(ids)
+
+    def done() -> bool:
+        answers = wire.ask_all([Request(request(transactional_id=each), node) for each in waiting])
+        waiting[:] = [each for each, answer in zip(waiting, answers, strict=True) if answer.error_code]
+        return not waiting
+
+    until(done)
     wire.close()
 
 
 def test_ids_of_an_earlier_attempt_are_ended_once(kafka: Any, topic_name: str, watched: Watched) -> None:
-    """Hundreds of ids of an earlier attempt of this incarnation are ended by its first sweep and no later one, but for
-    one that a zombie has initialised since."""
     ids = [f"eo:{topic_name}:out:{number}:3.0:0" for number in range(IDS)]
     initialize(kafka, ids)
     ask.drive(sweep(topic_name, 3, 1), watched)
@@ -116,7 +110,6 @@ def leader(kafka: Any, topic_name: str) -> Iterator[PipelineLeader]:
 
 
 def answered(outcome: Outcome) -> ask.Procedure[Outcome]:
-    """A heartbeat that ends so, without a request."""
     return outcome
     yield
 
@@ -134,7 +127,6 @@ def test_a_heartbeat_that_was_not_written_is_tried_again(leader: PipelineLeader,
 
 
 def test_a_heartbeat_that_is_never_written_is_an_absent_broker(leader: PipelineLeader, monkeypatch: Any) -> None:
-    """When the time of an append is over, the incarnation ends as without a broker, never as fenced."""
     monkeypatch.setattr(leader.leader.log, "append_timeout_ms", 500)
     monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.NOT_WRITTEN))
     with pytest.raises(BrokerUnavailable, match="Nothing is lost: run the pipeline again"):

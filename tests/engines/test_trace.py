@@ -14,7 +14,6 @@ NEEDED = 4
 
 
 def test_requests_of_one_round_wait_for_each_other_only_within_a_client() -> None:
-    """Of what goes out together, the longest chain of one client counts; rounds add up."""
     together = [Sent("Metadata", 0, 1), Sent("Produce", 2, 3, client=1), Sent("FindCoordinator", 0, 1, client=2)]
     assert in_sequence(together) == 1
     chain = [*together, Sent("DescribeTransactions", 1.5, 3, client=2)]
@@ -46,9 +45,7 @@ def test_a_trace_tells_what_was_sent_and_answered_in_a_time() -> None:
 
 @pytest.mark.broker
 def test_four_requests_wait_for_one_another_until_output_is_visible(job_of: Callable[..., Job]) -> None:
-    """From the last acknowledgement until the sinks' transactions are committed four requests wait for one another, and
-    the last of them commits; but for the first checkpoint with output, which looks up brokers and connects to them, and
-    where a broker asks to be asked again. A checkpoint without output takes fewer."""
+    """But for the first checkpoint with output, which looks up brokers and connects to them."""
     job = job_of("linear", "--parallelism", "2")
     run = job.start()
     with_output: list[dict[str, Any]] = []

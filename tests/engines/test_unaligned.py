@@ -25,8 +25,6 @@ Full = Callable[..., Job]
 
 @pytest.fixture
 def full(job_of: Callable[..., Job]) -> Full:
-    """`full("two_shuffles")`: a pipeline whose channels are full when it runs."""
-
     def made(target: str, *arguments: str, **options: Any) -> Job:
         job = job_of(target, "--param", "pause_ms=1", *(arguments or ("--unaligned",)), **options)
         job.feed(COUNT)
@@ -40,7 +38,6 @@ def start(job: Job, parallelism: int) -> Run:
 
 
 def kill_with_records_on_their_way(job: Job, parallelism: int) -> Manifest:
-    """The checkpoint that the next incarnation goes on from: one that was not aligned."""
     run, deadline = start(job, parallelism), time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         if (found := next_checkpoint(job, run)) is not None and found.records_in_flight:
@@ -73,7 +70,6 @@ def overtook(job: Job, checkpoint: int) -> bool:
 
 
 def finish(job: Job, parallelism: int, *arguments: str) -> None:
-    """To the end, by a last incarnation, whose last checkpoint is aligned; each total follows from the one before."""
     job.finish("--parallelism", str(parallelism), *arguments)
     found = job.history().latest
     assert found is not None
@@ -82,8 +78,6 @@ def finish(job: Job, parallelism: int, *arguments: str) -> None:
 
 
 def test_what_is_on_its_way_is_listed_and_restored(full: Full, capsys: pytest.CaptureFixture[str]) -> None:
-    """`exactlyonce checkpoints` says how many records are between operators, and so does its JSON; the next run takes
-    them up."""
     job = full("slow_behind_a_shuffle")
     left = kill_with_records_on_their_way(job, 2)
     where = ("--bootstrap-servers", job.kafka.bootstrap_servers)
@@ -100,8 +94,6 @@ def test_what_is_on_its_way_is_listed_and_restored(full: Full, capsys: pytest.Ca
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("target", ["slow_behind_a_shuffle", "two_shuffles", "parting"])
 def test_records_on_their_way_are_dealt_anew_with_the_parallelism(target: str, full: Full) -> None:
-    """Killed with full channels at parallelism 3, gone on with at 2, killed again, then at 1, at 3 and at 2 to the end:
-    every order counts once."""
     job = full(target)
     job.kafka.create_topic(f"{job.name}-more", 2)
     assert kill_with_records_on_their_way(job, 3).parallelism == 3
@@ -137,8 +129,6 @@ def test_with_several_in_flight_and_a_timeout_of_the_alignment(full: Full) -> No
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_stop_leaves_an_aligned_checkpoint(full: Full) -> None:
-    """SIGTERM with full channels ends cleanly, with nothing on its way; what is visible is in order, and a changed
-    parallelism goes on from there."""
     job = full("slow_behind_a_shuffle")
     first = start(job, 2)
     first.await_checkpoint()
@@ -152,8 +142,6 @@ def test_a_stop_leaves_an_aligned_checkpoint(full: Full) -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_savepoint_while_channels_are_full(full: Full, capsys: pytest.CaptureFixture[str]) -> None:
-    """It is aligned though barriers overtake before it and behind it, completes, and is gone on from at another
-    parallelism: every order counts once."""
     job = full("slow_behind_a_shuffle", "--unaligned", "--num-retained", "1000")
     first = start(job, 2)
     while not overtook(job, (taken := save(job, first, capsys)).previous):

@@ -25,8 +25,6 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 
 class Away:
-    """Connections to brokers of which none answers."""
-
     def end_all(self, endings: Any, *, commit: bool) -> Any:
         raise BrokerUnavailable("127.0.0.1:9092 does not answer")
 
@@ -35,8 +33,6 @@ class Away:
 
 
 def test_what_is_waited_for_is_said_once_in_a_while() -> None:
-    """An end without an answer is asked for again, and a partition that nobody leads is looked at again: whoever looks
-    at the run learns what it waits for, and not at every try."""
     notes: list[str] = []
     nobody: Any = Away()
     nothing: Any = None

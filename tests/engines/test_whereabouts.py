@@ -42,7 +42,6 @@ def of_two() -> Whereabouts:
 
 
 def test_whoever_is_not_ready_is_named_with_what_it_is_in() -> None:
-    """While workers start, those that are ready are not named; one that told nothing is said to be silent."""
     found = of_two()
     found.heard(0, Occupied(0, "open() of operator 'x'", 7.0), 107.0)
     assert found.hanging(107.5) == (
@@ -54,7 +53,6 @@ def test_whoever_is_not_ready_is_named_with_what_it_is_in() -> None:
 
 
 def test_a_worker_that_tells_of_progress_hangs_no_more() -> None:
-    """What it was in is over; a moment between two signs of life is no silence."""
     found = of_two()
     for subtask in (0, 1):
         found.ready(subtask)
@@ -68,7 +66,6 @@ def test_a_worker_that_tells_of_progress_hangs_no_more() -> None:
 
 
 def test_a_note_comes_once_for_each_place() -> None:
-    """After ten seconds in one place it is worth a note, and not again while the attempt lasts."""
     found = of_two()
     notes = [found.heard(0, Occupied(0, "operator 'x'", 9.0 + seconds), 109.0 + seconds) for seconds in range(4)]
     assert notes == ["", "worker 0 has been in operator 'x' for 10 s: its checkpoints wait for it", "", ""]
@@ -87,7 +84,6 @@ def test_an_operator_is_slow_that_takes_long_and_most_of_the_time() -> None:
 
 
 def test_a_coordinator_does_not_wait_for_a_worker_that_takes_nothing() -> None:
-    """What a worker does not read is kept, in order, and it gets all of it when it reads again."""
     ours, theirs = socket.socketpair()
     coordinator, worker = Connection(ours, ToCoordinator, waits=False), Connection(theirs, ToWorker, waits=True)
     for checkpoint in range(50_000):
@@ -129,7 +125,6 @@ def test_who_has_written_all_ends_cleanly() -> None:
 
 
 def test_what_failed_is_counted() -> None:
-    """Of all workers that have not written theirs, with the reason; the class of an error that comes again is kept."""
     said = r"Output is lost.* last checkpoint, 7.*: 1,005 of sink 'out'\..*The reason: no room, \*\*\*"
     failed = WorkerFailed(0, "", "no room, hidden", {"out": 5})
     with pytest.raises(OutputLost, match=said):

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from running import Job
+from running import Job, await_stopped
 
 from exactlyonce.pipeline.failpoints import NAMES
-from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
 
 FENCED = 5
 
 
-def await_stopped(pid: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
-        assert time.monotonic() < deadline, "the process stops at its failpoint"
-        time.sleep(0.01)  # looking at another process
-
-
 @pytest.mark.exhaustive(but=["coordinator-decided"])
 @pytest.mark.parametrize("name", sorted(name for name in NAMES if name.startswith("coordinator-")))
 def test_a_zombie_coordinator(name: str, job_of: Callable[..., Job], failpoint: Any) -> None:
-    """A coordinator that sleeps through its replacement ends with the exit code for fenced, and names who replaced it;
-    the output is exact."""
     job = job_of("linear")
     job.feed(3000)
     zombie = job.start(env=failpoint(name, "stop"))
@@ -50,7 +38,6 @@ def test_a_zombie_coordinator(name: str, job_of: Callable[..., Job], failpoint: 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", sorted(name for name in NAMES if name.startswith("worker-")))
 def test_a_zombie_worker(name: str, job_of: Callable[..., Job], failpoint: Any) -> None:
-    """A worker that sleeps through its replacement, its coordinator asleep too, writes nothing that can be seen."""
     job = job_of("linear")
     job.feed(3000)
     zombie = job.start(env=failpoint(name, "stop"))

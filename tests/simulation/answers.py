@@ -124,8 +124,6 @@ def _reference(partition: int, record: Record) -> BlockRef:
 
 
 class SimulatedTopics:
-    """Asks the broker model over the network; ends of inputs are those of their logs."""
-
     def __init__(self, world: World) -> None:
         self.world = world
 

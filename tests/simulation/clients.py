@@ -104,7 +104,6 @@ class Produced:
         )  # fmt: skip
 
     def _next_batch(self) -> tuple[tuple[str, int], list[tuple[Any, Any]]]:
-        """Up to some records of one partition from the front."""
         rng = self.world.rng
         place = rng.choice([each for each, queue in self._queues.items() if queue])
         queue = self._queues[place]
@@ -131,7 +130,6 @@ class Produced:
         return False
 
     def gives_up(self) -> bool:
-        """Whether the client has waited long enough, and says so."""
         return False
 
     def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
@@ -378,7 +376,6 @@ class SimulatedConsumer:
         self._messages.append(Message(topic=self.topic, partition=partition, offset=offset, error=KafkaError(code)))
 
     def consume(self, records_max: int, timeout_s: float) -> list[Message]:
-        """As confluent-kafka's; it waits for nothing."""
         count = min(len(self._messages), records_max, self.world.rng.randint(1, 6))
         return [self._messages.popleft() for _ in range(count)]
 

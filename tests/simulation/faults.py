@@ -225,7 +225,6 @@ class FaultInjector:
         coordinator.paused_until_ms = self.clock.monotonic_ms() + pause_ms
 
     def slow_worker(self) -> None:
-        """A worker hangs for about as long as a checkpoint may take."""
         coordinator = self.world.coordinator
         if coordinator is not None and coordinator.core.in_flight and coordinator.workers:
             self.world.seen["slow subtask"] += 1
@@ -245,7 +244,6 @@ class FaultInjector:
             self.rng.choice(self.world.coordinator.workers).fail("killed")
 
     def restart_broker(self) -> None:
-        """The broker is away, for a moment or longer than anybody waits."""
         if self.broker_is_up:
             self.world.seen["broker restarted"] += 1
             self.world.note("the broker goes down")
@@ -270,13 +268,11 @@ class FaultInjector:
             self.everybody_down(end_ms - self.clock.now_ms() + self.rng.randint(0, 400))
 
     def expire_ids(self) -> None:
-        """Everybody is down until the broker has forgotten the transactional ids."""
         if self.rng.random() < 0.3 and not self.world.broker.has_hanging():
             self.world.seen["ids expired"] += 1
             self.everybody_down(EXPIRY_MS + 10_000)
 
     def everybody_down(self, duration_ms: int) -> None:
-        """All coordinators and workers are killed; the next coordinator begins after so long."""
         self.world.note(f"everybody is down for {duration_ms} ms")
         for coordinator in self.world.coordinators:
             coordinator.kill_workers()

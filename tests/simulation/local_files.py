@@ -27,8 +27,6 @@ T = TypeVar("T")
 
 
 class AtOnce:
-    """An executor without a thread."""
-
     def __init__(self, *_: object) -> None:
         pass
 

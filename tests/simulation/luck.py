@@ -13,8 +13,6 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Luck:
-    """One tilt."""
-
     kinds: tuple[str, ...] = ()
     """What happens between two steps: methods of the fault injector. None: as drawn."""
     fates: tuple[str, ...] = ()

@@ -336,7 +336,6 @@ def _savepoints(real: Any, self: Any, cancelled: str = "") -> Any:
 
 
 def _without_savepoints(procedure: Any) -> Any:
-    """It sees checkpoints alone."""
     answer = None
     while True:
         with patch.object(Manifest, "is_savepoint", False):

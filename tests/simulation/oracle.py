@@ -127,7 +127,6 @@ class Oracle:
     # --- requests -----------------------------------------------------------------------------------------------
 
     def before_init(self, transactional_id: str | None) -> None:
-        """An id is not used again before the checkpoint that used it is finalized."""
         reserved = {name for name, _, _ in self.binding.values()} | set(self.binding)
         demand(transactional_id not in reserved, f"{transactional_id} is used again before its checkpoint is finalized")
 
@@ -291,7 +290,6 @@ class Oracle:
                 self._owed[step.id] += len(ways[step.id])
 
     def _state(self, manifest: Manifest, operator: OperatorSnapshot) -> None:
-        """What the blocks of the manifest say of *operator* can be read, and is as it should be."""
         step = next(each for each in self.topology.steps if each.id == operator.operator)
         n, tally = manifest.checkpoint, step.kind == "tally"
         try:
@@ -306,7 +304,6 @@ class Oracle:
         self._judge_state(n, step.id, found)
 
     def _judge_state(self, checkpoint: int, step: str, found: dict[bytes, int]) -> None:
-        """Whether what was *found* is what the records before Sn make of it."""
         arrived = self._arrived[step]
         wanted = {canonical_key(key): count % CYCLE for key, count in arrived.items() if count % CYCLE}
         demand(found == wanted, f"the state of {step} at checkpoint {checkpoint} is not that of the input before Sn")
@@ -333,7 +330,6 @@ class Oracle:
         return [ref for each in log.blocks for ref in listed_in(self._body(each))]
 
     def _body(self, ref: BlockRef) -> bytes:
-        """What the block holds, which must be where the reference says."""
         if self._outside is not None:
             return self._outside.body(ref)
         if ref not in self._bodies:
@@ -421,7 +417,6 @@ class Oracle:
             self.ledgers.look(self._store.contents)
 
     def may_be_deleted(self) -> None:
-        """All that there is was condemned: nothing that is decided needs it, and no savepoint is part of it."""
         self.look()
         demand(self.savepoints.condemned, "only what is condemned is deleted")
         pending = self.unfinalized.checkpoint if self.unfinalized is not None else None
@@ -441,7 +436,6 @@ class Oracle:
         demand(there, f"{sink} shows {self.readers.seen[sink]} of {self._owed[sink]} decided records")
 
     def close(self) -> None:
-        """At the end of everything: all of the input is counted and visible, nothing is open, readers are not held."""
         everything = {
             (source, p): len(records)
             for source, each in self.inputs.items()
@@ -454,7 +448,6 @@ class Oracle:
             self.readers.alike()
 
     def nothing_left(self) -> None:
-        """Whatever was read, of it everything is finalized, visible and closed."""
         demand(self.unfinalized is None, "the last checkpoint is finalized")
         self.all_visible()
         self.nothing_open()
@@ -472,5 +465,4 @@ class Oracle:
 
 
 def text_of(key: str | bytes) -> str:
-    """A key of the checkpoint topic."""
     return key if isinstance(key, str) else key.decode()

@@ -34,8 +34,6 @@ Patches = Callable[[], Iterable[Patch]]
 
 
 class Mutant(NamedTuple):
-    """A defect: what plants it, the oracle's message, and where it shows."""
-
     patches: Patches
     expected: str
     """A pattern, found in the message."""

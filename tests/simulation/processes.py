@@ -51,7 +51,6 @@ class Attempt:
         self.pipes: dict[tuple[int, str], Pipe] = {}
 
     def connect(self, world: World, processes: list[Process]) -> None:
-        """Lay the channels between *processes*."""
         size = world.rng.choice(PIPE_BYTES)
         for edge, i, j in self.scale.plan.channels():
             if i != j:
@@ -130,7 +129,6 @@ class Process:
         self.is_gone = True
 
     def execute(self, job: Steps) -> None:
-        """Run *job* on the thread that makes producers, after those before it."""
         self._jobs.append(job)
         if not self._executing:
             self._executing = True

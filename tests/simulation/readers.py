@@ -50,8 +50,6 @@ def _walk(topology: Topology, ways: dict[str, list[str]], origin: str, offset: i
 
 
 class Ways:
-    """By which ways each input record comes to each step."""
-
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._known: dict[tuple[str, int, str], dict[str, list[str]]] = {}
@@ -116,7 +114,6 @@ class Readers:
         self.judge(sink, event)
 
     def judge(self, sink: str, event: Event) -> None:
-        """Whether *event*, which comes to *sink*, may be visible there now: once, after its manifest, in order."""
         place, offset = (event.source, event.partition), event.offset
         name = (*place, offset, event.way)
         if offset >= self._decided[place]:
@@ -134,7 +131,6 @@ class Readers:
         self.seen[sink] += 1
 
     def _judge_totals(self, sink: str, count: Step, event: Event, name: tuple[str, int, int, str]) -> None:
-        """Whether *count*, right before *sink*, may have given *event*, which is called *name*, its totals."""
         given = self._given.setdefault((count.id, *name), event.totals)
         if event.totals != given:
             raise Broken(f"{_it(event)} has {event.totals} in {sink}, and {given} in another sink")

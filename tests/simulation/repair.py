@@ -136,8 +136,6 @@ class _Range:
 
 @dataclass
 class _Collected:
-    """The writer of a sink: keeps what it is given."""
-
     records: Records
 
     def write(self, outputs: Outputs) -> None:
@@ -147,8 +145,6 @@ class _Collected:
 
 @dataclass
 class Replay:
-    """One interval, computed again, a stage after the other."""
-
     plan: Plan
     base: Manifest
     ranges: Ranges
@@ -175,7 +171,6 @@ class Replay:
                     ordering.take_by_time(lanes, order, ordering.BatchTime())
 
     def _lanes(self, task: Task, subtask: int) -> list[ordering.Lane]:
-        """The operators of the subtask, wired to each other, and the inputs that push into them."""
         lanes: list[ordering.Lane] = []
         graph, parallelism = self.plan.graph, self.plan.parallelism
         self._before = in_flight.restored(self.base, graph, subtask, parallelism, self.blocks)
@@ -227,7 +222,6 @@ class Replay:
             yield ordering.ChannelLane(channel, None, codec, operators[node.id], _frames=iter(frames))
 
     def _sends(self, task: Task, subtask: int, operators: dict[str, Any]) -> None:
-        """What ends in a shuffle goes to the subtasks behind it."""
         for edge in self.plan.out_of(task):
             codec = BatchCodec(self.plan.graph.type_of(Input(edge.producer)))
 
@@ -245,7 +239,6 @@ def _ignored(batch: ops.Batch) -> None:
 def _produced(
     coordinator: SimulatedCoordinator, lost: Committable, name: str, found: dict[tuple[str, int], Records]
 ) -> Steps:
-    """A new transaction with the records that were *found* for each partition."""
     world = coordinator.world
     answer = yield from world.until_answered(
         "init_transactions", name, world.transaction_timeout_ms, again=(Error.CONCURRENT_TRANSACTIONS,)

@@ -86,8 +86,6 @@ class StoreAnswers:
 
 
 class Stores:
-    """The one store of a world, and the network before it: a `StoreServer`."""
-
     def __init__(self, world: World) -> None:
         self.world, self.rng, self.clock = world, world.rng, world.clock
         self.model = WatchedStore()
@@ -192,7 +190,6 @@ class Stores:
             self._restore()
 
     def restore_while_away(self) -> None:
-        """The store is away, and comes back as it was; the pipeline waits for it."""
         if self._would_lose():
             self.go_away()
             self._restore()
@@ -261,7 +258,6 @@ class Stores:
         return bool(self.model.ledgers.lacks or self.model.ledgers.made_anew)
 
     def explains(self, error: Exception | None) -> bool:
-        """Whether *error* is the halt that what was done to the store, or to the topic, must lead to."""
         if not isinstance(error, Halt):
             return False
         put_back = self.model.ledgers.put_back and RESTORED in str(error)
@@ -273,7 +269,6 @@ class Stores:
         return foreign and bool(self.world.seen["reset"])
 
     def ended_cleanly(self, coordinator: SimulatedCoordinator) -> None:
-        """Nobody who has begun since then does."""
         since = self.halts and self.world.coordinators.index(coordinator) >= self._coordinators_harmed
         demand(not since, f"{coordinator} goes on to a clean end though the store was put back, or the topic made anew")
 

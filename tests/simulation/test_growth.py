@@ -81,7 +81,6 @@ def left(world: World, coordinator: SimulatedCoordinator) -> Left:
 
 
 def grown(found: list[Left]) -> set[str]:
-    """What there was more of than there may be."""
     most = Left(*map(max, zip(*found, strict=True)))
     return {name for name, count, limit in zip(Left._fields, most, LIMITS, strict=True) if count > limit}
 

@@ -38,8 +38,6 @@ def found(name: str) -> Found | None:
 @pytest.mark.exhaustive(but=SAMPLE)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_defect_is_found(name: str) -> None:
-    """The first invariant that a planted defect breaks is the one that the table names, and without the defect the
-    same history breaks none."""
     first = found(name)
     assert first is not None, f"{MUTANT_SEEDS} seeds did not find it"
     assert re.search(MUTANTS[name].expected, str(first.broken)), "it was found for another reason"

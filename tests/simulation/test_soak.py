@@ -11,7 +11,6 @@ from soak import BEGIN, CHUNK, END, FIRST, JSON, Soaks, seeds_of
 
 
 def test_a_soak_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
-    """Of the same commit it counts on; another one begins anew, and what is known of the older one stays."""
     page = tmp_path / "guarantees.md"
     page.write_text(f"before\n{BEGIN}\n{END}\nbehind\n")
     clean, broken = Outcome(Counter(), [], 1.0), Outcome(Counter(), ["trace\nseed 7: broke\n  replay: make"], 1.0)

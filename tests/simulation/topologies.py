@@ -105,7 +105,6 @@ class Topology:
 
 
 def topic_of(source: str) -> str:
-    """The topic that a source reads. A sink's has the name of the sink."""
     return f"topic-{source}"
 
 
@@ -195,7 +194,6 @@ def graph_of(topology: Topology) -> LogicalGraph:
 
 
 def built(topology: Topology, stored: Callable[[str], Any]) -> LogicalGraph:
-    """The topology as a pipeline; *stored* describes a sink that writes to a store."""
     pipeline = Pipeline(PIPELINE, max_parallelism=MAX_PARALLELISM)
     streams: dict[str, Any] = {}
     for step in topology.steps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import msgspec
@@ -213,7 +213,6 @@ class World:
     def until_answered(
         self, operation: str, *arguments: Any, again: tuple[Error, ...] = (), **options: Any
     ) -> Generator[int | None, None, Any]:
-        """Asked until there is an answer, and none of *again*."""
         while True:
             yield None
             try:
@@ -269,7 +268,6 @@ class World:
         manifest: Manifest,
         offsets: dict[str, dict[int, int]],
     ) -> list[Process]:
-        """The processes of an attempt, which read on at *offsets*."""
         attempt = Attempt(coordinator.scale, incarnation, number, manifest, offsets)
         processes = [Process(self, coordinator, attempt, i) for i in range(coordinator.scale.parallelism)]
         attempt.connect(self, processes)
@@ -290,7 +288,6 @@ class World:
         )  # fmt: skip
 
     def share(self, added: dict[str, dict[int, int]], parallelism: int, index: int) -> dict[str, dict[int, int]]:
-        """What of it worker *index* of so many reads."""
         return {source: share_of(each, parallelism, index) for source, each in added.items()}
 
     # --- history ------------------------------------------------------------------------------------------------
@@ -343,7 +340,6 @@ class World:
         self.halted = self.finished = True
 
     def _ended_cleanly(self, coordinator: SimulatedCoordinator, end: End) -> None:
-        """Everything decided is committed and nothing of this coordinator is open."""
         if coordinator.log.history.condemned:
             self._condemned()
         demand(end.manifest is not None and self.oracle.unfinalized is None, "a clean end leaves nothing unfinalized")
@@ -369,7 +365,6 @@ class World:
         self.finished = self.halted or (ends == goal and not rounds and not (self.stores and self.stores.halts))
 
     def run(self) -> None:
-        """Live through it; `Broken` if an invariant does not hold."""
         while not (self.finished and self._is_over()):
             self.steps += 1
             demand(self.steps < STEPS_MAX, ENDLESS)
@@ -454,6 +449,11 @@ def simulate(seed: int, shape: str | None = None, luck: str | None = None) -> Wo
     world.seen.update(world.oracle.met)
     world.seen[f"topology {world.topology.name}"] += 1
     return world
+
+
+def lived(seeds: Iterable[int], shape: str | None = None, luck: str | None = None) -> Counter[str]:
+    """Live through the histories of *seeds*; how often what was seen in all of them."""
+    return sum((simulate(seed, shape, luck).seen for seed in seeds), Counter())
 
 
 def replay_command(seed: int, shape: str | None = None, luck: str | None = None) -> str:

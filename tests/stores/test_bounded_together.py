@@ -49,8 +49,6 @@ def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
 
 @pytest.mark.exhaustive(matrix=True)
 def test_in_process(job: Job, tmp_path: Path) -> None:
-    """Local runs and bounded work, in chunks and with units that run twice, each go on where the other ended; an audit
-    judges what is in Kafka, and names the sinks that it does not judge."""
     job.feed(600)
     job.finish()
     job.feed(900)
@@ -68,8 +66,6 @@ def test_in_process(job: Job, tmp_path: Path) -> None:
 
 
 class Command:
-    """`exactlyonce NAME together:together` on Spark, to its end."""
-
     def __init__(self, job: Job, folder: Path, name: str, *options: str, failpoints: str = "") -> None:
         fired = folder / f"fired-{name}"
         fired.mkdir(exist_ok=True)
@@ -88,7 +84,6 @@ class Command:
 @pytest.mark.spark
 @pytest.mark.exhaustive(matrix=True)
 def test_on_spark(job: Job, tmp_path: Path) -> None:
-    """Backfill with tasks that are killed and tried again, a local run, catch-up, and an audit."""
     job.feed(3000)
     armed = "unit-computed=kill,publication-flushed=raise"
     command = Command(job, tmp_path, "backfill", "--chunk-records", "2000", failpoints=armed)
@@ -113,7 +108,6 @@ def test_on_spark(job: Job, tmp_path: Path) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize(("step", "nth"), [("coordinator-decided", 1), ("store-committing", 3), ("store-committed", 9)])
 def test_the_driver_is_killed_on_spark(step: str, nth: int, job: Job, tmp_path: Path) -> None:
-    """Between the decision and the last of the stores: the local engine brings the others what they lack."""
     job.feed(2000)
     command = Command(job, tmp_path, "backfill", "--parallelism", "2", failpoints=f"{step}=kill@{nth}")
     assert command.code == -9, command.said

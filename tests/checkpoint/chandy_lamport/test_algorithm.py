@@ -32,7 +32,6 @@ def test_an_initiator_records_its_state_and_sends_markers_first() -> None:
 
 
 def test_the_first_marker_does_the_same_and_finds_its_channel_empty() -> None:
-    """The channel on which the first marker comes is empty; on the others messages count until their markers."""
     process = ChandyLamport("ab", ["x"])
     process.handle(MessageReceived("b", "before"))
     assert process.handle(MarkerReceived("a", 1)) == [RecordState(1), SendMarker(1, "x")]
@@ -55,7 +54,6 @@ def test_a_loop_to_itself_is_a_channel_like_any_other() -> None:
 
 @pytest.mark.parametrize("complete", [False, True], ids=["under way", "complete"])
 def test_to_initiate_what_has_begun_does_nothing(complete: bool) -> None:
-    """Whoever initiates a snapshot that a marker has begun is late; the snapshot goes on as it does."""
     process = ChandyLamport("ab", [])
     process.handle(MarkerReceived("a", 1))
     if complete:

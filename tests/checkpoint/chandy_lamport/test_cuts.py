@@ -23,7 +23,6 @@ def test_the_example_is_true() -> None:
 
 @pytest.fixture
 def history() -> CausalHistory:
-    """p sends 1, 2 and 3; q receives 1, sends 4, receives 2; p receives 4."""
     history = CausalHistory("pq", CHANNELS)
     for message in (1, 2, 3):
         history.sent("pq", message)
@@ -68,7 +67,6 @@ def test_a_violation_is_a_sentence(history: CausalHistory) -> None:
 
 @pytest.mark.parametrize("message", [2, 1, 9], ids=["before its turn", "again", "never sent"])
 def test_a_history_of_other_channels_is_refused(message: int) -> None:
-    """What comes out of order, twice or from nowhere was on no FIFO channel."""
     history = CausalHistory("pq", CHANNELS)
     for each in (1, 3, 2):
         history.sent("pq", each)

@@ -87,7 +87,6 @@ class TestValues:
         assert decode(value, Incarnation) == INCARNATION, "it does not say that it has ended"
 
     def test_an_older_manifest_is_read(self, monkeypatch: pytest.MonkeyPatch, manifest: Any) -> None:
-        """A manifest that knows no leader epochs has the same offsets, of unknown epochs."""
         offsets = (SourceOffset("orders", "orders", "id", 0, 7, 3), SourceOffset("orders", "orders", "id", 1, 9, 4))
         written = manifest(1, offsets=offsets)
         monkeypatch.setitem(wire._WRITTEN, Manifest, wire._parse(Manifest, wire.SCHEMAS[Manifest][0]))
@@ -120,14 +119,12 @@ class TestDamage:
 
     @given(st.sampled_from(KINDS), st.binary(max_size=300))
     def test_random_bytes_behind_a_right_fingerprint(self, kind: Any, body: bytes) -> None:
-        """What follows a known fingerprint is either a record of its class or damage."""
         value = wire.MAGIC + bytes.fromhex(FINGERPRINTS[kind][-1]) + body
         with suppress(DamagedRecord):
             assert isinstance(decode(value, kind), kind)
 
     @given(records, st.data())
     def test_flipped_bits(self, record: Any, data: st.DataObject) -> None:
-        """A value with flipped bits gives a record of its class or is damage; nothing else is raised."""
         value = bytearray(encode(record))
         for place in data.draw(st.lists(st.integers(0, len(value) - 1), min_size=1, max_size=4)):
             value[place] ^= data.draw(st.integers(1, 255))
@@ -150,18 +147,15 @@ class TestDamage:
             decode(encode(INCARNATION), Finalized)
 
     def test_an_unknown_schema(self) -> None:
-        """A fingerprint that is not known is named, and may come from a newer version."""
         value = wire.MAGIC + bytes(range(8)) + b"body"
         with pytest.raises(DamagedRecord, match="0001020304050607 is unknown: written by a newer exactlyonce"):
             decode(value, Manifest)
 
     def test_sizes_are_checked_before_anything_is_decoded(self) -> None:
-        """A value over the limit of its class is not looked at."""
         with pytest.raises(DamagedRecord, match="over the limit"):
             decode(bytes(MANIFEST_SIZE_MAX + 1), Manifest)
 
     def test_a_claimed_length_allocates_nothing(self) -> None:
-        """A few bytes that claim to hold exabytes are damage."""
         claim = b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f"
         for kind in (Block, Finalized, Incarnation):
             with pytest.raises(DamagedRecord):

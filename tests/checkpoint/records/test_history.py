@@ -36,7 +36,6 @@ NO_RECORDS = msgspec.structs.replace(MANIFEST.committables[0], written=())
 
 
 def read(*records: Read) -> History:
-    """The history of a log with these records."""
     history = History("p")
     for record in records:
         key, value = record if isinstance(record, tuple) else (str(DecisionKey.of(record)), encode(record))
@@ -58,7 +57,6 @@ class TestReading:
         assert history.retained == [manifest(1), manifest(2)]
 
     def test_a_later_record_of_a_key_replaces_the_earlier(self) -> None:
-        """Of one incarnation the last heartbeat counts."""
         beat = msgspec.structs.replace(incarnation(2), heartbeat_ms=99)
         history = read(incarnation(1), incarnation(2), beat)
         assert history.newest_incarnation == beat
@@ -77,7 +75,6 @@ class TestReading:
 
 class TestDamage:
     def test_garbage_is_kept_by_key(self) -> None:
-        """A value that cannot be decoded is reported under its key, and what it replaced is not believed either."""
         history = read(manifest(1), mark(1), ("manifest/1", b"garbage"))
         assert list(history.damaged) == ["manifest/1"]
         assert history.manifests == {}
@@ -109,7 +106,6 @@ class TestDamage:
         assert read(manifest(1), manifest(1)).damaged == {}
 
     def test_a_finalized_mark_without_its_manifest(self) -> None:
-        """A mark whose manifest is gone is damage: both go together."""
         assert "its manifest is gone" in read(mark(4)).damaged["manifest/4"]
 
     def test_a_damaged_incarnation_still_counts(self) -> None:
@@ -124,7 +120,6 @@ class TestDamage:
                 read(manifest(1), mark(1), newest).halt_if_damaged()
 
     def test_damage_below_the_newest_decision_costs_only_an_old_checkpoint(self) -> None:
-        """With a readable newer manifest, an older damaged one is not needed."""
         read(("manifest/1", b"garbage"), mark(1), manifest(2), mark(2)).halt_if_damaged()
 
     def test_a_damaged_repair_halts_while_it_is_needed(self) -> None:
@@ -134,13 +129,11 @@ class TestDamage:
         read(manifest(1), ("repair/1/1", b"garbage"), mark(1)).halt_if_damaged()
 
     def test_a_damaged_mark_only_repeats_the_commit(self) -> None:
-        """Without a readable mark the checkpoint is finished again, which is safe."""
         history = read(manifest(1), ("finalized/1", b"garbage"))
         history.halt_if_damaged()
         assert history.unfinalized == manifest(1)
 
     def test_records_of_others(self) -> None:
-        """A key that exactlyonce never writes is reported, and decides nothing."""
         history = read(manifest(1), ("hello", b"world"))
         history.read(b"\xff", b"not even text", None)
         assert list(history.damaged) == ["hello", "\\xff"]
@@ -183,7 +176,6 @@ class TestWriting:
         read(*log).admit(record)
 
     def test_what_belongs_together_is_dropped_together(self) -> None:
-        """And the newest never."""
         history = read(manifest(1), REPAIR, mark(1), manifest(2))
         with pytest.raises(InvariantViolation, match="in one transaction"):
             history.forget([DecisionKey(Manifest, 1), DecisionKey(Finalized, 1)])

@@ -38,7 +38,6 @@ def test_one_spelling(text: str, url: str, parts: tuple[str, str, str]) -> None:
     ],
 )  # fmt: skip
 def test_what_is_none(text: str) -> None:
-    """It is refused with the forms that there are, and without what may be a secret."""
     with pytest.raises(ConfigError, match=r"Write /folder, hdfs://\S+ or s3://bucket/prefix") as error:
         storage_url(text)
     assert "canary" not in str(error.value)
@@ -46,7 +45,6 @@ def test_what_is_none(text: str) -> None:
 
 
 def test_whose_it_is() -> None:
-    """The message names the option that it came from, and what else that takes."""
     with pytest.raises(ConfigError, match=r"^storage \(--checkpoint-storage\): it is .*; or topic, the default\.$"):
         storage_setting("checkpoints")
     assert storage_setting("topic") == storage_setting("") == TOPIC

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
@@ -29,22 +30,17 @@ def transactions(incarnation: int = 3, attempt: int = 1, timeout_ms: int = 100_0
     )  # fmt: skip
 
 
-MANIFEST = Manifest(
-    pipeline="p", checkpoint=7, incarnation=3, attempt=0, kind="checkpoint", base=6, previous=6, triggered_at_ms=0,
-    completed_at_ms=99, fingerprint="print", max_parallelism=128, parallelism=1, block_partitions=4,
-    block_end_offsets=(0, 5, 5, 5), written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(),
-    sinks=(),
-)  # fmt: skip
+MANIFEST = blank_manifest(
+    incarnation=3, completed_at_ms=99, fingerprint="print", block_partitions=4, block_end_offsets=(0, 5, 5, 5)
+)
 BLOCK = BlockRef(1, 0, "block", 1, b"")
 
 
 def name(slot: object, subtask: int = 0, incarnation: str = "2.0") -> str:
-    """A transactional id of the sink `out`."""
     return f"eo:p:out:{subtask}:{incarnation}:{slot}"
 
 
 def precommit(slot: int, records: int = 5, subtask: int = 0, checkpoint: int = 7) -> Precommit:
-    """A precommit of producer id 10 + *slot*."""
     return Precommit(
         transactional_id=name(slot, subtask), producer_id=10 + slot, epoch=3, sink="out", subtask=subtask,
         checkpoint=checkpoint, records=records, open_ms=40,
@@ -52,7 +48,6 @@ def precommit(slot: int, records: int = 5, subtask: int = 0, checkpoint: int = 7
 
 
 def committable(slot: int, subtask: int = 0, checkpoint: int = 7, records: int = 5) -> Committable:
-    """What *precommit* becomes, with all its records in partition 0."""
     written = (Written("t", 0, 100 * slot, records),)
     return Committable(
         transactional_id=name(slot, subtask), producer_id=10 + slot, epoch=3, transaction_version=2,
@@ -137,12 +132,10 @@ class World:
         return outcome is not Outcome.NOT_WRITTEN
 
     def commit(self) -> ask.Procedure[Outcome]:
-        """What the outcome was scripted to be."""
         return self._outcome
         yield  # never: it makes this a procedure
 
     def take_back(self, why: str) -> ask.Procedure[None]:
-        """Noted, as the next thing asked."""
         self.taken_back.append(why)
         yield ask.Reached("taken back")
 
@@ -178,11 +171,9 @@ class World:
 
     @property
     def appended(self) -> list[Manifest | Finalized | Repair]:
-        """All records that were appended, in order."""
         return [record for each in self.of(ask.Append) for record in each.records]
 
     def asked_for(self, commit: bool) -> list[str]:
-        """Ids that were asked to be committed, or aborted, in order."""
         asked = [each.endings for each in self.of(ask.EndTransactions) if each.commit is commit]
         return [each.transactional_id for endings in asked for each in endings]
 
@@ -194,10 +185,7 @@ def finished(
 
 
 def finished_after_a_crash(stop: int, made: Manifest, **script: Any) -> dict[str, str]:
-    """Run the finish up to its request number *stop*, and again by the next incarnation, which knows what was recorded.
-
-    Neither commits a stand-in that is not recorded.
-    """
+    """Run the finish up to its request number *stop*, then again by one that knows what was recorded."""
     crashed, world = World(**script), World(**script)
     procedure = finish(made, [], [transactions()], 3, 99)
     request = next(procedure)

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint import events
 from exactlyonce.checkpoint.commits.protocol import Refuse
@@ -36,17 +37,11 @@ PRODUCERS = 9
 
 
 def manifest(checkpoint: int = 0, **changes: Any) -> Manifest:
-    """A manifest of which only the number matters."""
-    blank = Manifest(
-        pipeline="p", checkpoint=checkpoint, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
-        triggered_at_ms=0, completed_at_ms=0, fingerprint="f", max_parallelism=128, parallelism=2, block_partitions=4,
-        written_bytes=0, block_end_offsets=(), offsets=(), operators=(), order_logs=(), sinks=(), committables=(),
-    )  # fmt: skip
-    return msgspec.structs.replace(blank, **changes)
+    fields: dict[str, Any] = {"base": 0, "previous": 0, "fingerprint": "f", "parallelism": 2, "block_partitions": 4}
+    return blank_manifest(checkpoint=checkpoint, **fields | changes)
 
 
 def precommit(checkpoint: int, subtask: int = 0, open_ms: int = 0) -> Precommit:
-    """What the sink of *subtask* flushed for *checkpoint*."""
     return Precommit(
         transactional_id=f"id-{checkpoint}-{subtask}", producer_id=7, epoch=0, sink="out", subtask=subtask,
         checkpoint=checkpoint, records=3, open_ms=open_ms,
@@ -75,7 +70,6 @@ class ScriptedJob:
         return effects
 
     def do(self, line: str) -> list[str]:
-        """The effects of the event that *line* names."""
         time, word, rest = re.fullmatch(r"(?:(\+?\d+) )?(\w+) ?(.*)", line).groups()  # type: ignore[union-attr]  # or it is no line
         if time:
             self.now_ms = int(time) + (self.now_ms if time[0] == "+" else 0)
@@ -184,7 +178,6 @@ class ScriptedJob:
         return self(events.Failed(" ".join(why), counts=False))
 
     def _finished(self) -> list[events.Effect]:
-        """All sources have."""
         return self(events.SourcesFinished())
 
     def _stop(self) -> list[events.Effect]:
@@ -213,7 +206,6 @@ QUERIES: dict[str, Callable[[Coordinator], str]] = {
 
 
 def shown(effect: events.Effect) -> str:
-    """An effect as scripts write it."""
     match effect:
         case events.Trigger(checkpoint, base, final, savepoint, after_ms):
             overtakes = "" if after_ms is None else f" overtakes after {after_ms}"
@@ -243,7 +235,6 @@ def shown(effect: events.Effect) -> str:
 
 
 def play(script: str) -> None:
-    """Play *script*; fail at the first line that something else follows from."""
     steps: list[tuple[str, list[str]]] = []
     for line in script.splitlines():
         event, _, effects = line.partition("->")

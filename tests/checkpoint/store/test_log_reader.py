@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import NewPartitions  # type: ignore[attr-defined]  # its stubs hide it
+from waiting import until
 
 from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.decision_log import DecisionLog
@@ -71,7 +71,6 @@ class TestLives:
         assert store.living("there", 2).incarnation.fenced_below == 1
 
     def test_an_append_carries_a_heartbeat_when_one_is_due(self, store: Any) -> None:
-        """An incarnation that decides shows that it lives, but not with every decision."""
         log = store.living()
         beat = log.history.newest_incarnation
         log.appended(store.manifest(0), store.mark(0))
@@ -81,7 +80,6 @@ class TestLives:
         assert log.history.newest_incarnation.heartbeat_ms == beat.heartbeat_ms + 5_000
 
     def test_an_incarnation_that_has_ended(self, store: Any) -> None:
-        """A clean end is read at once, silence after thirty seconds; the next incarnation begins as ever."""
         log = store.living()
         now_ms = store.clock.now_ms()
         read = read_history(store.config, store.pipeline)
@@ -100,8 +98,6 @@ class TestLives:
         assert sorted(read_history(store.config, store.pipeline).incarnations) == [3, 4]
 
     def test_an_incarnation_goes_on_in_another_process(self, store: Any) -> None:
-        """A second process takes up the newest incarnation and fences the first; an older one cannot be taken up, and
-        looking fences nobody."""
         first, second = store.living(), store.opened()
         assert second.resume(1) == store.incarnation(1)
         with pytest.raises(Fenced):
@@ -134,8 +130,7 @@ class TestLives:
     def test_the_partition_count_is_frozen(self, store: Any) -> None:
         """Partitions that somebody adds later are not used: blocks stay where they are looked for."""
         store.living().appended(store.manifest(0))
-        admin = store.kafka.admin()
-        admin.create_partitions([NewPartitions(store.topic.name, 9)])[store.topic.name].result()
+        store.kafka.add_partitions(store.topic.name, 9)
         grown = prepare_topic(store.config, store.pipeline)
         log = DecisionLog(store.pipeline, grown, SystemClock())
         drive(log.open(), LogRequests(ClientConfig(store.config), grown))
@@ -155,7 +150,6 @@ class TestFencing:
         assert read_history(store.config, store.pipeline).manifests[1].parallelism == 5
 
     def test_a_coordinator_fenced_before_the_other_has_recorded_itself(self, store: Any) -> None:
-        """Fencing comes with opening, before the new one's first record; the older one can then only say that."""
         old = store.living()
         store.opened()
         with pytest.raises(Fenced, match="newer instance is starting"):
@@ -163,21 +157,17 @@ class TestFencing:
 
     @pytest.mark.exhaustive
     def test_a_coordinator_whose_transaction_timed_out(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It stood still between produce and commit, and nobody has taken over: the next incarnation goes on."""
         monkeypatch.setattr(transactional_writer, "TRANSACTION_TIMEOUT_MS", 5_000)
         log, transactions = store.living(), Transactions(ClientConfig(store.config))
         assert log.do(log.produce(store.manifest(0)))
-        name, deadline_s = coordinator_id(store.pipeline), time.monotonic() + LIMIT_S
-        while (state := transactions.describe([name])[name]) is None or state.state != "CompleteAbort":
-            assert time.monotonic() < deadline_s
-            time.sleep(0.1)
+        name = coordinator_id(store.pipeline)
+        until(lambda: (state := transactions.describe([name])[name]) and state.state == "CompleteAbort", pause_s=0.1)
         with pytest.raises(Undetermined, match="took too long"):
             log.do(log.commit())
         assert store.living().history.manifests == {}
 
     @pytest.mark.exhaustive
     def test_a_coordinator_killed_between_produce_and_commit(self, store: Any) -> None:
-        """After SIGKILL within an append, the next incarnation waits for nobody, and reads nothing of it."""
         with within_an_append(store, "wait") as victim:
             victim.kill()
         assert store.seen() is None, "not known yet"
@@ -187,7 +177,6 @@ class TestFencing:
         assert log.appended(store.manifest(0, incarnation=2)) is Outcome.DONE
 
     def test_a_coordinator_that_was_stopped_within_an_append(self, store: Any) -> None:
-        """A coordinator stopped between produce and commit is fenced when it wakes, and its decision never was."""
         with within_an_append(store, "stop") as zombie:
             os.waitid(os.P_PID, zombie.pid, os.WSTOPPED | os.WNOWAIT)
             assert store.living("new", 2).history.manifests == {}
@@ -306,7 +295,6 @@ class TestDamage:
         assert list(store.opened().history.damaged) == ["manifest/9"]
 
     def test_a_tombstone_that_somebody_else_wrote(self, store: Any) -> None:
-        """A finalized checkpoint whose manifest somebody tombstoned is damage, not a reason to go back."""
         log = store.living()
         log.appended(store.manifest(0), store.mark(0))
         log.appended(store.manifest(1), store.mark(1))
@@ -315,7 +303,6 @@ class TestDamage:
             store.opened().history.halt_if_damaged()
 
     def test_an_orphaned_transaction_hides_nothing_silently(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A transaction of somebody else in partition 0 is named, instead of waiting or reading only up to it."""
         store.living()
         orphan = Producer({**store.config, "transactional.id": store.pipeline})
         orphan.init_transactions(LIMIT_S)
@@ -330,7 +317,6 @@ class TestDamage:
         assert store.opened().history.damaged == {}
 
     def test_deleted_first_records(self, store: Any) -> None:
-        """A log whose records somebody deleted is not taken for a new pipeline."""
         log = store.living()
         log.appended(store.manifest(0), store.mark(0))
         end = log.end_offsets[0]

@@ -46,7 +46,6 @@ class TestTopicStorage(BlockStorageContract):
         return partition, offset
 
     def lost(self, ref: BlockRef) -> BlockRef:
-        """One behind the end of its partition."""
         return msgspec.structs.replace(ref, offset=ref.offset + 1_000_000)
 
 

@@ -36,8 +36,6 @@ class SharedBrokerProxy(KafkaProxy):
 
 
 class Readdressed:
-    """A connection on which one address is sent for another."""
-
     def __init__(self, connection: socket.socket, old: bytes, new: bytes) -> None:
         self._connection, self._old, self._new = connection, old, new
 
@@ -50,7 +48,6 @@ class Readdressed:
 
 @pytest.fixture(scope="module")
 def proxied(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProxy]:
-    """A proxy, before the shared broker if that is on this machine, else before one of its own."""
     host, _, port = kafka.bootstrap_servers.rpartition(":")
     if host == "127.0.0.1":
         proxy: KafkaProxy = SharedBrokerProxy(int(port))
@@ -70,14 +67,12 @@ def proxy(proxied: KafkaProxy) -> KafkaProxy:
 
 @pytest.fixture
 def store(new_store: Any, topic_name: str, proxy: KafkaProxy) -> Any:
-    """A checkpoint topic that is reached through the proxy only."""
     return new_store(proxy.bootstrap_servers, topic_name)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.ANSWER_LOST], ids=lambda fate: fate.name)
 def test_a_commit_without_an_answer(store: Any, proxy: KafkaProxy, fate: Fate) -> None:
-    """Whether the commit or only its answer was lost cannot be told: it ends; the next incarnation reads the truth."""
     log = store.living(append_timeout_ms=HASTY_MS)
     fault = proxy.arm(Fault(END_TXN, fate, dark=True))
     assert log.appended(store.manifest(0)) is Outcome.UNKNOWN
@@ -92,8 +87,7 @@ def test_a_commit_without_an_answer(store: Any, proxy: KafkaProxy, fate: Fate) -
 
 @pytest.mark.exhaustive
 def test_records_without_an_answer(store: Any, proxy: KafkaProxy) -> None:
-    """Records that reached the broker are not written unless their commit was asked for; the same log goes on, once
-    the broker has confirmed that it took them back."""
+    """Their commit was never asked for. The same log goes on once the broker has confirmed that it took them back."""
     log = store.living(append_timeout_ms=HASTY_MS)
     fault = proxy.arm(Fault(PRODUCE, Fate.ANSWER_LOST, dark=True))
     assert log.appended(store.manifest(0)) is Outcome.NOT_WRITTEN
@@ -108,7 +102,6 @@ def test_records_without_an_answer(store: Any, proxy: KafkaProxy) -> None:
 @pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.ANSWER_LOST])
 @pytest.mark.parametrize("api", [PRODUCE, END_TXN])
 def test_one_request_without_an_answer(store: Any, proxy: KafkaProxy, api: int, fate: Fate) -> None:
-    """Where the broker can be reached again, the same is asked again: written once, and the log goes on."""
     log = store.living()
     fault = proxy.arm(Fault(api, fate))
     assert log.appended(store.manifest(0), store.mark(0)) is Outcome.DONE

@@ -116,8 +116,7 @@ def test_the_transactions_of_one_subtask_are_committed_in_the_order_of_their_che
 
 @pytest.mark.parametrize("answer", [R, U])
 def test_behind_one_that_is_not_known_to_be_committed_the_later_ones_are_held(answer: EndAnswer) -> None:
-    """Once a transaction is refused or unknown, the later ones of its subtask are not asked about: a repair of it must
-    come before them in the log."""
+    """A repair of it must come before them in the log."""
     chain = [committable("a1", 0, 1), committable("a2", 0, 2), committable("a3", 0, 3), committable("b1", 1, 1)]
     world = Scripted({"a1": [C], "a2": [answer], "b1": [C]})
     commits = drive(commit(chain), world)
@@ -179,8 +178,6 @@ def test_the_highest_incarnation_is_learnt_from_the_ids_that_parse() -> None:
 
 
 class Broker:
-    """Transactional ids by name: (state, producer id, epoch). Aborting raises the epoch, as a broker does."""
-
     def __init__(self, states: dict[str, str]) -> None:
         self.states = {name: (state, number, 0) for number, (name, state) in enumerate(states.items())}
         self.pauses = 0

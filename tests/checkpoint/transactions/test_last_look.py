@@ -31,7 +31,6 @@ def looked(store: Store, meanwhile: Callable[[], Any]) -> History:
 
 
 def test_one_that_is_beginning(store: Store) -> None:
-    """It has fenced, and not written yet who it is: that is waited for, and it goes on."""
     store.living()
     other = store.opened()
     begun: list[int] = []
@@ -46,7 +45,6 @@ def test_one_that_is_beginning(store: Store) -> None:
 
 
 def test_nobody_who_begins(store: Store) -> None:
-    """It waits for nothing, whether or not one lives."""
     assert looked(store, pytest.fail).incarnation_latest == 0
     one = store.living()
     assert looked(store, pytest.fail).incarnation_latest == 1
@@ -54,7 +52,6 @@ def test_nobody_who_begins(store: Store) -> None:
 
 
 def test_one_that_died_while_it_began(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is waited for in vain, for a short time."""
     monkeypatch.setattr(last_look, "BEGINNING_TIMEOUT_MS", 300)
     store.living()
     store.opened()

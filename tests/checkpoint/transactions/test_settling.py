@@ -130,7 +130,6 @@ def test_what_was_not_asked_to_be_committed_is_aborted() -> None:
 
 
 def test_a_writer_that_is_quicker_than_the_fence_is_looked_at_again() -> None:
-    """A zombie ended a transaction in between: the end that was to fence it is not repeated before another look."""
     broker = Broker("CompleteCommit")
     broker.writes_before_the_fence = 2
     drive(settle(NAME, LOG), broker)

@@ -19,7 +19,6 @@ from oracles import (
     Seen,
     TableReader,
     TopicReader,
-    Wanted,
     assert_ledger,
     assert_nothing_prepared,
     await_no_open_transaction,
@@ -27,8 +26,9 @@ from oracles import (
 )
 from postgres_server import PostgresServer
 from rows import ALIGNED, ROWS, UNALIGNED, Crash, Request
-from running import Run, orders
+from running import Run, assert_once, assert_updates, await_stopped, orders
 from unreferenced import newest_checkpoint, unreferenced_blocks
+from waiting import until
 
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -87,8 +87,6 @@ class Servers:
 
 
 class Trial:
-    """Of a cell: what was fed to its pipeline, its incarnations, and who reads its output all the time."""
-
     def __init__(self, cell: Cell, servers: Servers) -> None:
         self.cell, self.servers = cell, servers
         self.name = f"row{cell.row}-{uuid.uuid4().hex[:8]}"
@@ -161,7 +159,6 @@ class Trial:
         assert last.wait() == 0, last.said
 
     def await_output(self, run: Run) -> None:
-        """Until it has made output visible that was fed from now on."""
         since_ms = time.time() * 1000
         self.feed()
         run.await_event(
@@ -197,7 +194,6 @@ class Trial:
     # --- a process meets a failpoint ----------------------------------------------------------------------------
 
     def crash(self, way: Crash) -> None:
-        """A process dies, stops or fails; the job goes on, or the next one does."""
         fired = self._folder / way.point
         armed = {
             "EXACTLYONCE_FAILPOINTS": f"{way.point}={self.cell.action}@{way.nth}",
@@ -206,14 +202,12 @@ class Trial:
         }
         self.feed()
         run = self.run(armed=armed)
-        deadline = time.monotonic() + LIMIT_S
-        pause_s = 0.05
-        while not fired.exists():
-            assert time.monotonic() < deadline, f"{way.point} is met: {run.said}"
+
+        def go_on() -> None:
             assert run.process.poll() in (None, -signal.SIGKILL), run.said
             self.feed(100)
-            time.sleep(pause_s)
-            pause_s = min(1.2 * pause_s, 1.0)
+
+        until(fired.exists, meanwhile=go_on, told=lambda: run.said, pause_s=0.2)
         if not way.in_coordinator:
             self.await_output(run)
             self.end(run)
@@ -225,7 +219,7 @@ class Trial:
             assert run.wait() not in (0, FENCED), "a defect of its own ends a coordinator"
 
     def _take_over(self, sleeper: Run) -> None:
-        _await_stopped(sleeper.process.pid)
+        await_stopped(sleeper.process.pid)
         self.feed()
         self.finish()
         sleeper.process.send_signal(signal.SIGCONT)
@@ -234,7 +228,6 @@ class Trial:
     # --- a request has another fate -----------------------------------------------------------------------------
 
     def lose(self, way: Request) -> None:
-        """A request of a job that works is lost, or late, and the job goes on."""
         run = self.run()
         self.await_output(run)
         holding, lacking = (
@@ -243,11 +236,12 @@ class Trial:
         assert holding is not None
         fault = self.servers.proxy.arm(Fault(way.api, Fate(self.cell.action), holding, lacking))
         self._faults.append(fault)
-        deadline = time.monotonic() + LIMIT_S
-        while not fault.met.wait(0.1):
-            assert time.monotonic() < deadline, run.said
+
+        def go_on() -> None:
             assert run.process.poll() is None, run.said
             self.feed(100)
+
+        until(fault.met.is_set, meanwhile=go_on, told=lambda: run.said, pause_s=0.1)
         if fault.fate is Fate.ANSWER_LATE:  # nothing is decided meanwhile: the job has to wait, and goes on then
             time.sleep(HELD_S)
         else:
@@ -261,22 +255,22 @@ class Trial:
     # --- what is so then ----------------------------------------------------------------------------------------
 
     def assert_exact(self) -> int:
-        """All that must be so; -> how many records were verified."""
-        wanted, totals, verified = Wanted(self.fed), dict[str, dict[int, Row]](), 0
+        topics = {f"{self.name}-{each}": OUT_PARTITIONS for each in self._to_kafka}
+        await_no_open_transaction(self.servers.kafka, self.name, topics)  # before that readers may see less
+        totals, verified = list[dict[int, Row]](), 0
         found = {f"{self.name}-{each}": (each, self._in_kafka(each)) for each in self._to_kafka}
         found |= {table(self.name, each): (each, self._in_postgres(each)) for each in self._to_postgres}
         for where, (content, seen) in found.items():
             rows = [row for _, row in seen]
             if content == "totals":
-                wanted.assert_totals(where, [(id, customer, sum) for id, customer, sum in rows])
-                totals[where] = {row[0]: row for row in rows}
+                updates = [dict(zip(("id", "customer", "sum"), row, strict=True)) for row in rows]
+                assert_updates(updates, self.fed, where)
+                totals.append({row[0]: row for row in rows})
             else:
-                wanted.assert_once(where, [row[0] for row in rows])
+                assert_once([row[0] for row in rows], self.fed, where)
             self._readers[where].assert_kept(dict(seen))
             verified += len(rows)
-        assert all(each == next(iter(totals.values())) for each in totals.values()), "all stores have the same totals"
-        topics = {f"{self.name}-{each}": OUT_PARTITIONS for each in self._to_kafka}
-        await_no_open_transaction(self.servers.kafka, self.name, topics)
+        assert all(each == totals[0] for each in totals), "all stores have the same totals"
         left = unreferenced_blocks(self.servers.kafka, self.name)
         assert left == set(), f"blocks that nobody refers to: {left}"
         for each in self._to_postgres:
@@ -287,15 +281,7 @@ class Trial:
         return verified
 
 
-def _await_stopped(process: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
-        assert time.monotonic() < deadline, "the process stops at its failpoint"
-        time.sleep(0.01)
-
-
 def try_cell(cell: Cell, servers: Servers) -> int:
-    """The trial of *cell*; -> how many records were verified. Raises AssertionError for what must not be."""
     trial = Trial(cell, servers)
     try:
         if isinstance(cell.way, Crash):

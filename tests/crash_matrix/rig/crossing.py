@@ -45,7 +45,6 @@ class Total(msgspec.Struct):
 
 
 def table(name: str, content: str) -> str:
-    """Where rows of *content* go: "totals" or "copies"."""
     return f"{name}_{content}".replace("-", "_")
 
 
@@ -80,7 +79,6 @@ def _added_after_rounds(pipeline: Pipeline, orders: Stream[Order]) -> Stream[Tot
 
 
 def add_at_last(total: int | None, each: Round) -> tuple[int | None, Round]:
-    """The running total, of orders whose rounds are over."""
     if each.rounds < each.order.id % 4:
         return total, Round(each.order, each.rounds + 1)
     total = (total or 0) + each.order.total

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 RUN_BY_CELLS = (
     *("checkpoint", "cli", "connectors", "engines", "pipeline", "sinks", "state", "testing"),
     *("tests/crash_matrix/rig", "tests/sinks/postgres/rig"),
-    *(f"tests/engines/{each}.py" for each in ("kafka_proxy", "running", "unreferenced")),
+    *(f"tests/engines/{each}.py" for each in ("kafka_proxy", "running", "unreferenced", "waiting")),
 )
 """What a cell runs."""
 
@@ -39,7 +39,6 @@ Result = dict[str, Any]
 
 class Results:
     def __init__(self, file: Path, known: Iterable[Result]) -> None:
-        """What *file* has, and what is *known* besides."""
         self._file = file
         file.parent.mkdir(exist_ok=True)
         lines = file.read_text().splitlines() if file.exists() else []
@@ -55,7 +54,6 @@ class Results:
 
 
 def result_of(name: str, work: Callable[[], int]) -> Result:
-    """What came of *work*, which gives how many records it has verified."""
     began = time.monotonic()
     try:
         records, failure = work(), ""

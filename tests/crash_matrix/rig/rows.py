@@ -19,8 +19,6 @@ WITH_KAFKA = ("kafka", "both")
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way in which the fault of a row is made, and what it is crossed with."""
-
     sinks: tuple[str, ...] = SINKS
     shapes: tuple[str, ...] = SHAPES
     commit: str = "write_ahead"
@@ -55,8 +53,6 @@ COMMITTING = ("store-committing", "store-committed", "store-entering")
 
 @dataclass(frozen=True)
 class Request(Way):
-    """A request of Kafka's protocol has another fate than to be answered."""
-
     what: str
     api: int
     holding: str

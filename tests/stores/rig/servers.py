@@ -54,14 +54,12 @@ class Servers:
         self.redis.kill()
 
     def addresses(self, password: str = PASSWORD) -> dict[str, str]:
-        """What the variables of the environment say, of the folder of files too."""
         mariadb = f"mysql://writer:{quote(password, safe='')}@127.0.0.1:{self.mariadb.port}/shop?ssl_mode=disabled"
         redis = f"redis://writer:{quote(password, safe='')}@127.0.0.1:{self.redis.port}/0"
         postgres = self.postgres.dsn(DATABASE, password=password)
         return {POSTGRES: postgres, MARIADB: mariadb, REDIS: redis, FILES: str(self.files)}
 
     def make_tables(self, name: str) -> None:
-        """Those of the pipeline *name*; what is appended is numbered."""
         self.make_table("postgres", table(name, "append"))
         self.make_table("mariadb", table(name, "append"))
         columns = "(id bigint NOT NULL, customer varchar(20) NOT NULL PRIMARY KEY, sum bigint NOT NULL)"
@@ -95,7 +93,6 @@ class Servers:
         return [Row(*row) for row in self.sql(store, f"SELECT id, customer, sum FROM {table(name, 'upsert')}")]
 
     def filed(self, name: str, format: str) -> list[Row]:
-        """What the files of one format hold, in no order."""
         folder = folder_of(self.files, name, format)
         shown = [each for each in folder.rglob(f"*.{format}") if is_shown(each.relative_to(folder))]
         if format == "jsonl":

@@ -25,7 +25,6 @@ def table(name: str, mode: str) -> str:
 
 
 def folder_of(files: str | os.PathLike[str], name: str, format: str) -> Path:
-    """Where below *files* the pipeline *name* writes files of *format*."""
     return Path(files) / f"{name}-{format}"
 
 
@@ -56,7 +55,6 @@ def file_sink(name: str, format: str, **options: Any) -> FileSink[Total]:
 
 
 def weaker(name: str, delivery: Any) -> Pipeline:
-    """Topic NAME-in through a running total to every store, appended with a delivery that is not exactly once."""
     pipeline = Pipeline(name)
     sums = (
         pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
@@ -79,7 +77,6 @@ def table_sink(store: str, target: str, **options: Any) -> Sink[Total]:
 
 
 def alone(name: str, store: str, target: str, mode: str = "append", create: str = "") -> Pipeline:
-    """Topic NAME-in through a running total to one store."""
     pipeline = Pipeline(name)
     sums = (
         pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))

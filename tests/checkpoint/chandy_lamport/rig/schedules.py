@@ -15,8 +15,6 @@ PAY, TAKE, OVERTAKE, INITIATE = "pay", "take", "overtake", "initiate"
 
 
 class Schedule(NamedTuple):
-    """A graph, who initiates which snapshots in which order, and what happens."""
-
     graph: Graph
     initiations: dict[int, list[int]]
     """By process, the snapshots that it initiates."""
@@ -102,7 +100,6 @@ Make = Callable[[Graph], Network]
 
 
 def lived_through(schedule: Schedule, make: Make = Network) -> Network:
-    """The network after the schedule, when all is initiated and nothing is on its way."""
     network = make(schedule.graph)
     waiting = {process: list(snapshots) for process, snapshots in schedule.initiations.items()}
     for kind, pick in schedule.steps:

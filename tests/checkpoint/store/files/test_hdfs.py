@@ -27,7 +27,6 @@ class TestHdfs(FileStorageContract):
         return FileStorage(HdfsFolder(self.server.host, "prod", self.inner), away_timeout_s=0.5)
 
     def client(self) -> Any:
-        """Of an operator."""
         import hdfs_native
 
         return hdfs_native.Client(f"hdfs://{self.server.host}")
@@ -45,13 +44,11 @@ class TestHdfs(FileStorageContract):
         self.client().delete(f"/{self.path}/{name}")
 
     def away(self) -> AbstractContextManager[None]:
-        """Killed, and started again."""
         away: AbstractContextManager[None] = self.server.away()
         return away
 
 
 def test_what_is_put_again_is_no_error(hdfs: Any) -> None:
-    """A put whose answer did not come is repeated, replaces nothing, and leaves nothing beside it."""
     before_ms, folder = SystemClock().now_ms(), HdfsFolder(hdfs.host, "prod", uuid.uuid4().hex)
     folder.check()
     folder.put("block", b"first", "aside-1")

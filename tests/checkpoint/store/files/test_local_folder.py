@@ -6,7 +6,6 @@ import ctypes
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import NoReturn
 
 import pytest
 from in_files import FileStorageContract
+from waiting import until
 
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
@@ -47,7 +47,6 @@ class TestLocalFolder(FileStorageContract):
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Not mounted."""
         aside = self.root.with_name("unmounted")
         self.root.rename(aside)
         yield
@@ -56,7 +55,6 @@ class TestLocalFolder(FileStorageContract):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 256 kB."""
     place, libc = tmp_path / "disk", ctypes.CDLL(None, use_errno=True)
     place.mkdir()
     if sys.platform != "linux" or libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=256k"):
@@ -66,16 +64,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk(small_disk: Path) -> None:
-    """Blocks wait until there is room, the storage is named, and no part of a file is left."""
     storage = FileStorage(LocalFolder(small_disk, INNER))
     blocks = storage.begin(1, 0)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(200_000))
     ticket = blocks.write(Block("totals", 1, "state", "none", "", bytes(100_000)), 0)
-    deadline = time.monotonic() + LIMIT_S
-    while "is full: make room there" not in blocks.waiting:
-        blocks.poll()
-        assert time.monotonic() < deadline
+    until(lambda: "is full: make room there" in blocks.waiting, meanwhile=blocks.poll)
     assert str(small_disk) in blocks.waiting
     assert not ticket.resolved
     filler.unlink()
@@ -105,10 +99,7 @@ def test_giving_up(wait: Callable[[FileBlocks], None], error: type[Exception], s
     with pytest.raises(error, match=says):
         wait(blocks)
     (tmp_path / "aside").rename(inner)
-    deadline = time.monotonic() + LIMIT_S
-    while not ticket.resolved:
-        blocks.poll(0.05)
-        assert time.monotonic() < deadline
+    until(lambda: ticket.resolved, meanwhile=blocks.poll)
     with pytest.raises(BrokerUnavailable, match="may not have been written"):
         _ = ticket.ref
     assert storage.since((0, 0)).blocks == ()
@@ -122,10 +113,7 @@ def test_no_thread_outlives_what_it_writes(tmp_path: Path) -> None:
         tickets = [blocks.write(Block("totals", 1, "state", "none", "", b"state"), group) for group in range(9)]
         blocks.wait(LIMIT_S)
         assert all(each.ref is not None for each in tickets)
-    deadline = time.monotonic() + LIMIT_S
-    while any(thread.name == "blocks" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: all(thread.name != "blocks" for thread in threading.enumerate()))
 
 
 def test_a_folder_that_is_missing(tmp_path: Path) -> None:
@@ -167,7 +155,6 @@ def test_the_folder_of_a_topic(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_is_for(tmp_path: Path) -> None:
-    """Only where it is the storage of checkpoints an error says so: a savepoint is exported to another place."""
     missing = (tmp_path / "missing").as_uri()
     with pytest.raises(ConfigError, match=rf"^The storage {missing} is not there"):
         folder_of(missing, "totals-41-00").check()

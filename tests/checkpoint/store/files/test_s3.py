@@ -42,7 +42,6 @@ class TestS3(FileStorageContract):
 
 
 def test_what_is_put_again_is_no_error(s3: Any) -> None:
-    """A put whose answer did not come is repeated, and replaces nothing."""
     before_ms, folder = SystemClock().now_ms(), S3Folder(BUCKET, f"prod/{uuid.uuid4().hex}")
     folder.put("block", b"first", "aside")
     folder.put("block", b"other", "aside")
@@ -71,7 +70,6 @@ def test_a_bucket_that_is_missing(s3: Any) -> None:
 
 
 def test_credentials_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are refused, and the message holds nothing of them."""
     from s3_server import S3Server
 
     server = S3Server(knows_nobody=True)
@@ -104,7 +102,6 @@ def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_settings_that_are_wrong(
     bucket: str, name: str, value: str, said: str, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What no other attempt would repair is no absence: it is named, with what to do, and without a password."""
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=rf"^The storage s3://{bucket}/prod/x cannot be asked: .*{said}") as caught:
         S3Folder(bucket, "prod/x").check()
@@ -112,8 +109,6 @@ def test_settings_that_are_wrong(
 
 
 class WithoutConditions(BaseHTTPRequestHandler):
-    """A store that refuses the header with which blocks are put."""
-
     protocol_version = "HTTP/1.1"
 
     def do_PUT(self) -> None:
@@ -128,7 +123,6 @@ class WithoutConditions(BaseHTTPRequestHandler):
 
 
 def test_a_store_without_conditional_puts(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check asks what blocks will ask."""
     with ThreadingHTTPServer(("127.0.0.1", 0), WithoutConditions) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
@@ -140,7 +134,6 @@ def test_a_store_without_conditional_puts(s3: Any, monkeypatch: pytest.MonkeyPat
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_server_that_is_silent(s3: Any) -> None:
-    """A request without an answer ends, and is no damage; once the server goes on it is as it was."""
     folder = S3Folder(BUCKET, f"prod/{uuid.uuid4().hex}")
     folder.put("block", b"content", "aside")
     with s3.silent(), pytest.raises(StorageUnavailable, match="does not answer"):

@@ -12,8 +12,6 @@ from exactlyonce.testing.storage_contract import BlockStorageContract
 
 
 class FileStorageContract(BlockStorageContract):
-    """A storage's own test lists, writes and deletes files, as an operator would."""
-
     beginning = (0,) * 5
     ordered = False
 
