@@ -43,6 +43,8 @@ class Hooks:
 
     path: Path
     secret = "hunter2"
+    test_a_connection_that_is_cut_within_an_apply = None  # there is none
+    test_a_look_beside_a_run = None  # the page's store has no look
 
     @contextmanager
     def unavailable(self) -> Iterator[None]:

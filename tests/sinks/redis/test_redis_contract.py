@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,12 +23,27 @@ class Counted(msgspec.Struct):
 
 class OnRedis(StoreContract):
     type = Counted
+    secret = "s3cret-0f-the-writer"
     awkward = (Counted(1, 2, 'line\nfeed, "quoted" \\ \0 é'), Counted(2, -(2**63), ""))
+    misfits = (Counted(1, 1, "\ud800"),)
     server: RedisServer
 
     @pytest.fixture(autouse=True)
-    def _server(self, server: RedisServer) -> None:
+    def _server(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         self.server = server
+        monkeypatch.setenv("REDIS_OF_THE_SINK", server.url.replace("//", f"//writer:{self.secret}@"))
+        self._let_in()
+        yield
+        server.client.acl_deluser("writer")
+
+    def _let_in(self) -> None:
+        """The user of the sink, whom a server forgets as it ends."""
+        passwords = [f"+{self.secret}"]
+        self.server.client.acl_setuser("writer", enabled=True, passwords=passwords, commands=["+@all"], keys=["*"])
+
+    def _start(self) -> None:
+        self.server.start()
+        self._let_in()
 
     def record(self, number: int, version: int = 0) -> Counted:
         return Counted(number, version)
@@ -38,7 +54,7 @@ class OnRedis(StoreContract):
         try:
             yield
         finally:
-            self.server.start()
+            self._start()
 
     def cut(self) -> None:
         self.server.client.client_kill_filter(_type="normal", skipme=True)
@@ -46,14 +62,27 @@ class OnRedis(StoreContract):
     def clean_up(self) -> None:
         self.server.client.bgrewriteaof()
         self.server.kill()
-        self.server.start()
+        self._start()
+
+    def backup(self) -> Callable[[], None]:
+        log = self.server.log_files[0].parent
+        copy = log.with_name("backup")
+        shutil.copytree(log, copy)
+
+        def restore() -> None:
+            self.server.kill()
+            shutil.rmtree(log)
+            copy.rename(log)
+            self._start()
+
+        return restore
 
 
 class TestStream(OnRedis):
     ordered = True
 
     def sink(self) -> Any:
-        return RedisSink(self.server.url, kind="stream", key=lambda _: "rows")
+        return RedisSink("env:REDIS_OF_THE_SINK", kind="stream", key=lambda _: "rows")
 
     def read(self) -> list[Any]:
         rows = self.server.client.xrange("rows")
@@ -65,7 +94,7 @@ class TestStrings(OnRedis):
     keyed = True
 
     def sink(self) -> Any:
-        return RedisSink(self.server.url, kind="string", key=lambda each: f"row:{each.number}")
+        return RedisSink("env:REDIS_OF_THE_SINK", kind="string", key=lambda each: f"row:{each.number}")
 
     def read(self) -> list[Any]:
         client = self.server.client
