@@ -29,14 +29,12 @@ def files(root: Path) -> list[Path]:
 
 
 def settings(root: Path) -> list[str]:
-    """As a file has them."""
     config = root.with_name("settings.toml")
     config.write_text(f'[checkpoint]\nstorage = "file://{root}"\n')
     return ["--config", str(config)]
 
 
 def test_looking_at_it(orders: Orders, root: Path) -> None:
-    """`checkpoints` and `doctor` read the files, say where they are, and find a damaged one and orphans."""
     command = orders.command
     orders.killed_at("coordinator-finalized", *settings(root))
     assert command("checkpoints", orders.name, "--json").json["storage"] == f"file://{root}"
@@ -85,7 +83,6 @@ def make_unreadable(root: Path, ref: BlockRef) -> None:
 
 
 def blocks_of_newest(orders: Orders, root: Path) -> tuple[list[BlockRef], BlockRef]:
-    """Blocks of state that the newest checkpoint stands on, and one of its indexes."""
     newest, topic = orders.newest(), find_topic(orders.config.confluent(), orders.name)
     with closing(block_storage(orders.config, topic, f"file://{root}")) as storage:
         refs = references(newest, storage)
@@ -156,7 +153,6 @@ def test_what_a_crash_leaves_is_committed(orders: Orders, root: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_reset(orders: Orders, root: Path) -> None:
-    """It shows the storage, removes every file, and the next run may keep its blocks elsewhere."""
     orders.ran(*settings(root))
     assert files(root)
     neighbour = root / "neighbour" / "topic" / "file"
@@ -182,7 +178,6 @@ def test_reset(orders: Orders, root: Path) -> None:
     ids=["scheme", "path", "missing", "password", "query"],
 )
 def test_what_is_refused_at_start(url: str, says: str, orders: Orders) -> None:
-    """A storage that cannot be is refused with what to do, before anything is written, and no secret is shown."""
     line = ("run", "orders:pipeline", "--until", "latest", "--inline", "--checkpoint-storage", url)
     assert "canary" not in orders.command.refused(says, *line).err
     assert orders.command("checkpoints", orders.name).out.count("checkpoint") <= 1, "there is none"

@@ -32,7 +32,6 @@ DELETING = ("--retention", "delete_on_cancellation")
 
 
 def transaction_states(orders: Orders) -> set[str]:
-    """The states of transactions of all incarnations' sinks."""
     with closing(Transactions(orders.config)) as transactions:
         return {each.state for each in transactions.list(f"eo:{orders.name}:out:")}
 
@@ -55,7 +54,6 @@ def test_what_was_not_decided_is_forgotten(orders: Orders) -> None:
 
 
 def test_checkpoints_are_kept(orders: Orders) -> None:
-    """Those that completed stay, what they have made visible too, and the next run goes on from the newest."""
     with orders.running() as run:
         cancelled = orders.command.done("cancel", "orders:pipeline")
         assert run.wait() == 0
@@ -69,7 +67,6 @@ def test_checkpoints_are_kept(orders: Orders) -> None:
 
 
 def test_checkpoints_are_deleted_where_the_run_says_so(orders: Orders) -> None:
-    """The next run begins anew, and writes all again beside what is visible."""
     with orders.running(*DELETING) as run:
         first = find_topic(orders.config.confluent(), orders.name).topic_id
         cancelled = orders.command.done("cancel", orders.name, "--json")
@@ -105,7 +102,6 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]
 
 
 def living_run(orders: Orders) -> tuple[TopicInfo, History, Any]:
-    """The checkpoint topic, what is in it, and the run that goes on."""
     topic, seen = read_topic(orders.config.confluent(), orders.name)
     living = asking.living_run(seen)
     assert living is not None
@@ -215,8 +211,6 @@ def test_a_kill_in_the_middle_of_the_deletion(orders: Orders, tmp_path: Path, pl
 
 
 def test_who_is_not_asked(orders: Orders) -> None:
-    """A pipeline that nobody knows, one that does not run, and a bounded command at work, which takes no requests, are
-    refused with what to do; nothing is changed."""
     orders.command.refused("has no checkpoints", "cancel", orders.name)
     orders.ran()
     before = orders.history().incarnations

@@ -46,7 +46,6 @@ NOWHERE = ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
 
 
 def examined(orders: Orders, *, later_ms: int = 0, deep: bool = False, older_than_ms: int = 60_000) -> Findings:
-    """What is found, *later_ms* from now."""
     now_ms, settings = SystemClock().now_ms() + later_ms, CheckpointSettings()
     traces = traces_of(orders.config, orders.name, None)
     _, found = examine(orders.config, traces, None, settings, now_ms=now_ms, older_than_ms=older_than_ms, deep=deep)
@@ -72,8 +71,6 @@ def somebody_writing(orders: Orders) -> Iterator[None]:
 
 @pytest.mark.broker
 def test_where_nothing_is_wrong(orders: Orders) -> None:
-    """It ends with 0, says what it has looked at, and what it has not; --deep leaves nothing of the topic out. A
-    pipeline that has not run yet is looked at by its module: its input is there, its output is not."""
     orders.command.refused(f"no topic {orders.name}.checkpoints", "doctor", orders.name)
     never = orders.command("doctor", "orders:pipeline", "--json").json
     assert [each["level"] for each in never["findings"]] == [NOTE]
@@ -138,8 +135,6 @@ def test_what_a_dead_run_has_left(orders: Orders) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.broker
 def test_beside_a_run(orders: Orders) -> None:
-    """A pipeline that runs, and lets its checkpoints expire, is found in order as often as one looks, and goes on
-    as the same incarnation."""
     arguments = ("--checkpoint-interval", "50ms", "--num-retained", "1")
     with orders.running(*arguments) as run:
         for _ in range(3):
@@ -189,8 +184,6 @@ def state_block(orders: Orders) -> BlockRef:
 @pytest.mark.broker
 @pytest.mark.exhaustive
 def test_settings_of_the_run_against_the_brokers(orders: Orders) -> None:
-    """Checkpoints that may take longer than the brokers keep a transaction are a problem, with the settings to
-    change."""
     orders.ran()
     ended = orders.command("doctor", orders.name, "--checkpoint-timeout", "20m")
     assert ended.code == 1
@@ -200,8 +193,6 @@ def test_settings_of_the_run_against_the_brokers(orders: Orders) -> None:
 @pytest.mark.broker
 @pytest.mark.exhaustive
 def test_input_that_retention_has_taken(orders: Orders) -> None:
-    """Input behind the newest checkpoint that is gone is a problem with the offsets; where only an older checkpoint
-    needs it, it says what cannot be done any more."""
     orders.ran()
     orders.kafka.delete_records(f"{orders.name}-orders", {0: 1})
     (older,) = about(examined(orders), "inputs")
@@ -288,8 +279,6 @@ def test_whose_a_transaction_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Subject:
-    """A pipeline that does not run."""
-
     name = "p"
     sign_of_life = ""
 
@@ -320,8 +309,6 @@ def test_orphans_that_no_run_looks_for() -> None:
 
 
 def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that refuses is a problem with its own words; so is a ledger that is behind the decisions, ahead of them,
-    or of another checkpoint topic. What was decided while it was looked at is no problem."""
     before, after = cast(Any, History("p")), cast(Any, History("p"))
     before.manifests[4] = after.manifests[4] = Decided(4)
     before.finalized[4] = after.finalized[4] = after.manifests[5] = Decided(5)

@@ -19,7 +19,6 @@ TOPIC = "topic"
 
 @pytest.fixture
 def roots(tmp_path: Path) -> tuple[Path, Path]:
-    """Two folders that blocks are kept in."""
     found = tmp_path / "blocks", tmp_path / "others"
     for each in found:
         each.mkdir()
@@ -27,26 +26,21 @@ def roots(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def files(root: Path) -> list[Path]:
-    """All that lie there."""
     return [each for each in root.rglob("*") if each.is_file()]
 
 
 def in_storage(storage: str, savepoint: int | None = None) -> tuple[str, ...]:
-    """The options of a run that keeps its blocks in *storage*, and goes there from *savepoint*."""
     begin = () if savepoint is None else ("--from-savepoint", str(savepoint))
     return (*begin, "--num-retained", "1", "--checkpoint-storage", storage)
 
 
 def lies_in(orders: Orders, storage: str) -> int:
-    """How many blocks lie there, whatever needs them."""
     topic = find_topic(orders.config.confluent(), orders.name)
     with closing(Storages(orders.config, topic)) as storages:
         return len(storages.of("" if storage == TOPIC else storage).since((0,) * topic.partitions).blocks)
 
 
 def assert_whole(orders: Orders, storage: str, count: int, *savepoints: int) -> None:
-    """Every order counts once; what the newest checkpoint stands on lies in *storage*; nothing lies anywhere that no
-    checkpoint stands on; the savepoints are whole."""
     assert orders.states() == by_customer(count // 7)
     assert len(orders.totals()) == count
     newest = orders.newest()
@@ -95,7 +89,6 @@ PLACES = [
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("way", ["into the topic", "out of the topic", "from folder to folder"])
 def test_a_kill_while_it_moves(way: str, place: str, orders: Orders, roots: tuple[Path, Path]) -> None:
-    """Wherever it dies, the same command goes on, and nothing is left that no checkpoint stands on."""
     first, second = (f"file://{root}" for root in roots)
     old, new = {"into the topic": (first, TOPIC), "out of the topic": (TOPIC, first)}.get(way, (first, second))
     number = orders.ended_by_savepoint("--checkpoint-storage", old)

@@ -25,18 +25,15 @@ TOTALS = sorted(b"%d" % total for total in range(1, 101) for _ in range(7))
 
 
 def events(stream: IO[str] | None) -> Iterator[dict[str, Any]]:
-    """The lines of JSON on *stream* as they come."""
     assert stream is not None
     yield from map(json.loads, stream)
 
 
 def awaited(kind: str, stream: IO[str] | None) -> dict[str, Any]:
-    """The next event of that kind."""
     return next(event for event in events(stream) if event["event"] == kind)
 
 
 def assert_exact(orders: Orders) -> None:
-    """All output is visible, once, and no transaction is open."""
     assert sorted(filter(None, orders.totals())) == TOTALS
     complete = {"Empty", "CompleteCommit", "CompleteAbort"}  # which a transaction is a moment after its markers
     with closing(Transactions(orders.config)) as transactions:
@@ -61,8 +58,6 @@ def test_until_latest(orders: Orders) -> None:
 
 
 def test_parameters_and_options(orders: Orders) -> None:
-    """A function gets its parameters, a file its due, and --verbose shows the steps of the protocol; what is odd in the
-    configuration is told before anything else."""
     (orders.command.folder / "run.toml").write_text('[run]\nuntil = "latest"\n[checkpoint]\ninterval = "100ms"\n')
     name = f"{orders.name}-other"
     odd = ("--kafka", "ssl.cipher.suites=DEFAULT")
@@ -76,7 +71,6 @@ def test_parameters_and_options(orders: Orders) -> None:
 @pytest.mark.exhaustive(but=["15"])
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_clean_stop(orders: Orders, stop: signal.Signals) -> None:
-    """Ctrl-C and SIGTERM end it with 0, a last checkpoint and no open transaction."""
     with orders.command.start("run", "orders:pipeline", "--checkpoint-interval", "100ms") as process:
         awaited("checkpoint", process.stderr)
         process.send_signal(stop)
@@ -89,7 +83,6 @@ def test_clean_stop(orders: Orders, stop: signal.Signals) -> None:
 
 @pytest.mark.exhaustive
 def test_a_second_stop(orders: Orders) -> None:
-    """A second request to stop ends it at once with 130, and says that nothing is lost; the next run is exact."""
     with orders.command.start("run", "orders:pipeline", "--checkpoint-interval", "10m") as process:
         awaited("started", process.stderr)
         process.send_signal(signal.SIGINT)
@@ -104,7 +97,6 @@ def test_a_second_stop(orders: Orders) -> None:
 
 
 def test_in_a_terminal(orders: Orders) -> None:
-    """There is a line that shows how it stands, no JSON, and a last word."""
     ours, theirs = pty.openpty()
     line = [*orders.command.line, "run", "orders:pipeline", "--inline", "--checkpoint-interval", "100ms"]
     process = subprocess.Popen(line, cwd=orders.command.folder, stderr=theirs)
@@ -121,7 +113,6 @@ def test_in_a_terminal(orders: Orders) -> None:
 
 
 def _read_until(terminal: int, text: str) -> str:
-    """What a terminal shows up to *text*."""
     shown, deadline = "", time.monotonic() + LIMIT_S
     poll = select.poll()  # select() knows no descriptor above 1023
     poll.register(terminal, select.POLLIN)
@@ -135,7 +126,6 @@ def _read_until(terminal: int, text: str) -> str:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_wrong_port(orders: Orders) -> None:
-    """Where no broker listens, every command says so within 20 s, with exit code 4."""
     commands = (("run", "orders:pipeline"), ("checkpoints", orders.name), ("reset", orders.name))
     for process in [orders.command.start(*each, "--bootstrap-servers", "127.0.0.1:1") for each in commands]:
         out, err = process.communicate(timeout=LIMIT_S)
@@ -146,9 +136,6 @@ def test_wrong_port(orders: Orders) -> None:
 
 
 def test_refusals(orders: Orders) -> None:
-    """A transaction timeout that the broker's cap or the settings rule out is refused, with the settings to change. A
-    record that does not decode is named by topic, partition, offset and field, with exit code 3. An input topic that
-    does not exist is named, and not created."""
     orders.run_refused("or raise transaction_timeout to 121000 ms", "--transaction-timeout", "10s")
     topic = f"{orders.name}-orders"
     offset = len([each for each in orders.kafka.read_committed(topic) if each.partition == 1])

@@ -22,7 +22,6 @@ pytestmark = pytest.mark.broker
 
 
 def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
-    """It never expires while the run goes on, and goes when the run is asked to delete it; a stop ends the run."""
     command = orders.command
     with orders.running("--num-retained", "1") as run:
         first, later = orders.taken(), orders.taken()
@@ -103,7 +102,6 @@ def test_two_who_ask_for_the_end(orders: Orders) -> None:
 
 @pytest.mark.exhaustive
 def test_a_request_whose_asker_is_gone(orders: Orders) -> None:
-    """It is in nobody's way for longer than the run takes to see it, though nobody takes it away."""
     with orders.running() as run:
         living = orders.history().newest_incarnation
         assert living is not None
@@ -119,7 +117,6 @@ PUT = LocalFolder.put
 
 
 def full(folder: LocalFolder, name: str, content: bytes, aside: str) -> None:
-    """Write it, and find the disk full."""
     PUT(folder, name, content, aside)
     raise StorageUnavailable(f"{folder.url} is full: make room there.")
 

@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
 
 @pytest.fixture(params=["s3", "hdfs"])
 def base(request: Any, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A URL in a server of that kind."""
     from hdfs_server import HdfsServer
     from s3_server import S3Server
 

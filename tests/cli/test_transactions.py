@@ -31,7 +31,6 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def orders(orders: Orders) -> Orders:
-    """Its output has two partitions."""
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
     return orders
 
@@ -42,14 +41,11 @@ def await_readers(orders: Orders) -> None:
 
 
 def shown(orders: Orders, action: str, *arguments: str) -> Any:
-    """What `transactions ACTION` shows as data."""
     return orders.command.done("transactions", action, orders.name, *arguments, "--json").json
 
 
 @pytest.mark.exhaustive
 def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> None:
-    """What a dead run had not decided is listed, aborted once --take-over allows it, and computed again by the next;
-    what it had decided is left, and made visible by the next."""
     orders.killed_at("coordinator-checked")
     listed = shown(orders, "list")
     assert [(each["state"], each["decided_in"]) for each in listed] == [("Ongoing", None)]
@@ -93,9 +89,6 @@ def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytes
 
 
 def test_what_is_decided_is_shown_in_full_and_committed(orders: Orders) -> None:
-    """It is shown with its records by partition and the checkpoint that decided it; an abort of it is refused, and so
-    is a commit of what nobody decided; a commit makes it visible once --take-over allows it, finalizes the checkpoint,
-    and leaves nothing for the next one; the next run goes on behind it."""
     command = orders.command
     for action in ("list", "abort", "commit"):
         command.refused(orders.name, "transactions", action, orders.name)  # it has not run yet
@@ -165,8 +158,6 @@ def test_a_run_that_finalizes_while_a_commit_is_under_way(orders: Orders, monkey
 
 @pytest.mark.exhaustive
 def test_one_of_those_that_nobody_decided(orders: Orders) -> None:
-    """It is shown with what the brokers have of it, is refused to a commit, and is aborted by its name, while another
-    stays open."""
     orders.killed_at("coordinator-checked")
     (listed,) = shown(orders, "list")
     name = listed["name"]
@@ -195,7 +186,6 @@ def open_transaction(orders: Orders, name: str) -> str:
 
 @pytest.mark.exhaustive
 def test_a_coordinator_that_wakes_up_behind_a_commit(orders: Orders) -> None:
-    """One that stood still when its decision was taken over is fenced, and ends; nothing of it comes twice."""
     sleeper = orders.stopped_at("coordinator-decided", "--restart", "none")
     orders.command.done("transactions", "commit", orders.name, "--take-over")
     assert len(orders.totals()) == 700

@@ -23,14 +23,12 @@ Image = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def postgres(image: Image) -> Iterator[ContainedPostgres]:
-    """The image of docker/postgres."""
     with contained(image("postgres"), ContainedPostgres) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def mariadb(image: Image) -> Iterator[ContainedMySQL]:
-    """The image of docker/mariadb."""
     with contained(image("mariadb"), ContainedMySQL) as server:
         yield server
 

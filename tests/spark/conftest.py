@@ -96,13 +96,11 @@ def make_target(
 
 @pytest.fixture
 def target(make_target: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
-    """A table of PostgreSQL, or the target that the test is given."""
     return make_target(getattr(request, "param", "postgres"))
 
 
 @pytest.fixture
 def world(target: Any) -> Iterator[Any]:
-    """A sink without Spark that nobody has written to."""
     from worlds import World
 
     made = World(target.kafka, target.name, target)
@@ -113,7 +111,6 @@ def world(target: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def mixed(kafka: KafkaCluster) -> str:
-    """A topic with transactions that were committed and aborted."""
     from reads import mixed_topic
 
     return mixed_topic(kafka)

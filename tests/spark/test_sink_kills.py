@@ -45,7 +45,6 @@ class Query:
         return Driver(self.folder, armed, "sink_job.py", str(self.folder), json.dumps(self.options), kind)
 
     def assert_exact(self) -> None:
-        """Every row is there once, and nothing is left that no decision names."""
         assert self.target.found() == [row for number in range(FILES) for row in rows_of(number, 0, ROWS)]
         self.target.assert_settled()
 

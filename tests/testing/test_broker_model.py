@@ -157,7 +157,6 @@ def test_a_jump_of_the_wall_clock_times_nothing_out(stage: Stage, model: BrokerM
 
 
 def test_a_compacted_tombstone_goes_on_a_later_round(model: BrokerModel, clock: SimulatedClock) -> None:
-    """A tombstone hides its key at once and is itself removed by a round that drops tombstones."""
     stage = Stage(model, clock.advance, "")
     deleted = Produce("i", "c", 0, [("k", "1"), ("j", "1"), ("k", None)])
     play([CreateTopic("c", compact=True), Init("i", transactional=False), deleted], stage)

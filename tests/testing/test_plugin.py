@@ -45,7 +45,6 @@ class TestCluster:
         assert [(r.key, r.value, r.partition) for r in kafka.read_committed(topic)] == [(b"a", None, 1)]
 
     def test_only_committed_records_are_seen(self, kafka, topic_name):
-        """Aborted records and those of an open transaction are not read, and neither makes the reader wait."""
         topic = kafka.create_topic(topic_name)
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic_name})
         producer.init_transactions(30)

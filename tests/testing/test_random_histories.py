@@ -42,7 +42,6 @@ def differs(history: Sequence[Step], one: NewStage, other: NewStage) -> str | No
 @pytest.mark.exhaustive(but=[str(seed) for seed in seeds()[:4]])
 @pytest.mark.parametrize("seed", seeds())
 def test_the_model_answers_as_the_real_broker(seed: int, new_model_stage: NewStage, new_real_stage: NewStage) -> None:
-    """Whatever producers, zombies and sweepers do, the model and the real broker show the same at every step."""
     history = random_history(seed, STEPS)
     if difference(history, new_model_stage(), new_real_stage()) is None:
         return
@@ -170,7 +169,6 @@ Histories = list[tuple[Sequence[Step], list[Any]]]
 
 @pytest.fixture(scope="module")
 def sound() -> Histories:
-    """The usual histories, and what the sound model shows at each step."""
     histories = [random_history(seed, STEPS) for seed in range(30)]
     return [(history, _seen(history)) for history in histories]
 

@@ -61,7 +61,6 @@ class Hooks:
         return restore
 
     def clean_up(self) -> None:
-        """What SQLite does by itself, or is told to."""
         with closing(sqlite3.connect(self.path)) as db:
             db.execute("VACUUM")
 
@@ -73,8 +72,6 @@ class TestStoreOfThePage(Hooks, contract_of(STORE)):  # type: ignore[misc]  # th
 
 
 class TestStoreWithKeys(Hooks, contract_of(replaced(STORE, KEYED))):  # type: ignore[misc]  # as above
-    """A store in which rows replace each other keeps the contract."""
-
     keyed = True
 
 

@@ -42,7 +42,6 @@ class Lists:
         self.removed: dict[int, int] = {}
 
     def fetch(self, source: str, split: int, offset: int, end: int) -> list[Line]:
-        """The records from *offset* to before *end*; Halt where they are not there."""
         lines = self.lines[split]
         if not self.removed.get(split, 0) <= offset <= len(lines):
             raise Halt(f"Source {source!r} must go on at lists[{split}] offset {offset}, which is not there.")
@@ -97,8 +96,6 @@ class ListReader:
 
 
 class ListRange:
-    """The `SplitReader`."""
-
     def __init__(self, lists: Lists, context: RangeContext) -> None:
         self.lists, self.context, self.at = lists, context, context.start.offset
 
@@ -132,8 +129,6 @@ class ListDecoder:
 
 
 class ListSource(Source[str]):
-    """Reads lists, with nothing of Kafka's."""
-
     type = str
     topic = "lists"
     on_error: Literal["fail", "skip"] = "fail"

@@ -17,8 +17,6 @@ NAMES = [f"eo:p:out:0:{incarnation}.0:0" for incarnation in (1, 2, 3)]
 
 
 class Broker:
-    """Shows each id with the same producer id and epoch."""
-
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
 
@@ -27,8 +25,6 @@ class Broker:
 
 
 class Decided:
-    """As much of a manifest as is looked at."""
-
     checkpoint = 1
 
     def __init__(self, *committables: Committable) -> None:
