@@ -178,8 +178,6 @@ def test_none_of_the_documented_rights_is_idle(guarded_kafka: GuardedKafka, docu
 def test_the_doctor_names_a_right_that_is_missing(
     guarded_kafka: GuardedKafka, documented: Rights, folder: Path
 ) -> None:
-    """With the rights of the page the doctor finds nothing; with one of them missing, but for those that only a first
-    run or a reset needs, it finds that one, by its resource and name."""
     rights = documented("examined")
     guarded_kafka.grant(rights)
     assert guarded_kafka.runs(folder, "examined")

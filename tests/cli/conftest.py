@@ -27,7 +27,7 @@ import pytest
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records import history
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
@@ -324,6 +324,11 @@ class Orders:
         with suppress(TopicError):
             return living_run(self.history()) is not None
         return False
+
+    def incarnation(self) -> Incarnation:
+        found = self.history().newest_incarnation
+        assert found is not None
+        return found
 
     def newest(self) -> Manifest:
         found = self.history().latest

@@ -94,16 +94,6 @@ def test_a_pipeline_is_named_by_the_function_that_makes_it(
         pipeline_name(parser().parse_args([*command, "orders-eu", "--param", "region=eu"]))
 
 
-def test_restart_strategy() -> None:
-    assert run.restart("none") == {"strategy": "none"}
-    assert run.restart("failure_rate:failures=2,window=1m,delay=1s") == {
-        "strategy": "failure_rate",
-        "failures": "2",
-        "window": "1m",
-        "delay": "1s",
-    }
-
-
 def test_a_command_to_go_on_with_names_parameters_only() -> None:
     """The value of one may be a secret, and what is printed is kept in logs."""
     args = parser().parse_args(["backfill", "orders:make", "--param", "dsn=postgres://u:secret@h/db"])

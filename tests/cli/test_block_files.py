@@ -55,8 +55,6 @@ def test_looking_at_it(orders: Orders, root: Path) -> None:
 
 
 def test_files_that_cannot_be_read(orders: Orders, root: Path) -> None:
-    """Each is named with the checkpoint that needs it, by `doctor --deep` and `savepoints verify`, and the others are
-    read all the same; where it is an index, the other checks of `doctor` go on."""
     taken = orders.ended_by_savepoint("--parallelism", "3", *settings(root))
     state, index = blocks_of_newest(orders, root)
     for ref in state[:2]:

@@ -41,12 +41,6 @@ def test_where_no_folder_can_be(command: Command) -> None:
         assert f"{name} cannot be made a folder:" in ended.err
 
 
-def test_pipeline_is_right(command: Command) -> None:
-    command.done("init")
-    shown = command.done("explain", "pipeline:pipeline").out
-    assert "stateful_map      <= key_by-after-orders  state int  : Total" in shown
-
-
 @pytest.mark.broker
 def test_first_day(
     command: Command, kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any

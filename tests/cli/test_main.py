@@ -200,7 +200,6 @@ def test_output_that_nobody_takes(command: Command) -> None:
 )
 @pytest.mark.parametrize("debug", ["0", "1"])
 def test_secrets_stay_secret(command: Command, arguments: tuple[str, ...], debug: str) -> None:
-    """No message repeats a secret, whether the command line is wrong or the user's own code shows it."""
     (command.folder / "m.py").write_text('import os\nraise RuntimeError("no entry with " + os.environ["KEY"])\n')
     ended = command(*arguments, KEY=CANARY, EXACTLYONCE_DEBUG=debug)
     assert ended.code == 2

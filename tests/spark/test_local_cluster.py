@@ -72,7 +72,6 @@ def done(*command: str, folder: Path) -> None:
 def backfill(
     kafka: Any, name: str, spark_home: Path, executors: int, *settings: str
 ) -> subprocess.CompletedProcess[str]:
-    """`exactlyonce backfill` on a cluster of this machine, over 1,000 records."""
     folder = spark_home.parent
     (folder / "sums.py").write_text(PIPELINE)
     kafka.create_topic(f"{name}-numbers", partitions=2)

@@ -208,7 +208,6 @@ class TestOffsets:
         assert reader.latestOffset(last, ALL) == last
 
     def test_partitions_and_topics_are_added(self, kafka: Any, topic: str) -> None:
-        """A new partition is read from its beginning, as is a topic that the query had not read before."""
         start = stream(kafka, topic).latestOffset(stream(kafka, topic).initialOffset(), ALL)
         add_partition(kafka, topic)
         other = kafka.create_topic(f"{topic}-other")

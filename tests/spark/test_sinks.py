@@ -103,8 +103,6 @@ def test_a_stream_to_a_store(stream: Stream, tmp_path: Path, request: pytest.Fix
 
 @KAFKA
 def test_a_stream_to_kafka(stream: Stream, tmp_path: Path) -> None:
-    """Rows arrive once with key, partition and headers, also where a task fails after other rows of it were written; a
-    batch that fails for good leaves nothing, and is written by the next run; another checkpoint location is refused."""
     for _ in range(3):
         stream.feed()
     mark = tmp_path / "tripped"
@@ -231,7 +229,6 @@ def test_a_batch_that_only_the_server_refuses(stream: Stream) -> None:
 
 
 def test_a_function_of_foreach_batch(spark: SparkSession, make_target: Callable[..., Any], tmp_path: Path) -> None:
-    """It writes each batch to a table and to a stream of Redis, and raises between them once: all is there once."""
     table, entries = (Stream(spark, make_target(store, f"-{store}"), tmp_path) for store in ("postgres", "redis"))
     for _ in range(3):
         table.feed()
@@ -265,8 +262,6 @@ TYPES: dict[str, Any] = {
 
 
 def test_a_batch_write_of_every_type(spark: SparkSession, make_target: Callable[..., Any], tmp_path: Path) -> None:
-    """With a writeId it happens once; columns of all types, nested ones and odd names are what they were in a file, and
-    in a table that the sink creates; what a store has no type for is refused by the column's name."""
     files = Stream(spark, make_target("files"), tmp_path)
     values = [tuple(TYPES.values()), (2, *[None] * (len(TYPES) - 1))]
     rows = spark.createDataFrame(values, ", ".join(TYPES))

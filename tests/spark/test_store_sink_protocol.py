@@ -67,8 +67,6 @@ def test_what_an_attempt_writes_that_spark_has_given_up(
 
 @pytest.mark.exhaustive
 def test_more_rows_than_a_decision_can_name(world: World) -> None:
-    """Rows that fill many blocks, which an index lists, are there once; all of the blocks go with the decision, and
-    those of a failed attempt at once."""
     planner, committer = world.pair("a")
     attempts = world.attempts(planner, Job(QUERY, 0), rows_of(0, 0, 100_000), 2)
     assert len(attempts[0].blocks) > 6
@@ -145,8 +143,8 @@ def test_a_store_that_is_away(world: World) -> None:
         waiting.join(LIMIT_S)
         assert not waiting.is_alive()
     world.assert_exact(0, 1)
-    planner, committer = world.pair("a", storeTimeout="1s")
     flushed = world.tasks(planner, 2)
+    committer = world.driver("a", storeTimeout="1s")
     servers.kill(store)
     with pytest.raises(StoreUnavailable, match=r"has not answered for 1 s .*Nothing is lost"):
         committer.commit(Job(QUERY, 2), flushed)

@@ -32,7 +32,6 @@ def replaced(code: str, replacements: dict[str, str]) -> str:
 
 
 def contract_of(code: str) -> Any:
-    """The page's contract, of the store that *code* is."""
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(code + CONTRACT, f"the code of {PAGE.name}", "exec", dont_inherit=True), names)
     return names["TestSqliteStore"]
@@ -66,8 +65,6 @@ class Hooks:
 
 
 class TestStoreOfThePage(Hooks, contract_of(STORE)):  # type: ignore[misc]  # the page's class has no type here
-    """It keeps the contract, and rows come out in the order of the table."""
-
     ordered = True
 
 

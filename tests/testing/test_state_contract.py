@@ -45,8 +45,6 @@ class TestHashMapInSmallSlices(TestHashMap):
 
 
 class TestTiered(StateBackendContract):
-    """The backend over local files keeps the contract, within a small budget."""
-
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path
