@@ -170,7 +170,7 @@ class Selection:
             return
         if report.skipped and LATE in str(report.longrepr):
             self.left_out["late"] += 1
-        elif report.when == "call" and not report.failed:
+        elif report.when == "call" and report.passed:
             self._calls.add(report.nodeid)
         elif report.when == "teardown" and report.passed and report.nodeid in self._calls and self._passed_file:
             with self._passed_file.open("a") as file:

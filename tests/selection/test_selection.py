@@ -102,18 +102,19 @@ def test_without_an_engine_containers_are_skipped_but_not_in_ci(
 
 
 def test_a_broken_off_run_goes_on_where_it_was(suite: pytest.Pytester) -> None:
-    """What passed is run again once a file has changed, and after a run that ended well."""
+    """What passed is run again once a file has changed, and after a run that ended well; what was skipped, always."""
     suite.makepyfile(test_a="def test_a(): pass", test_b="import os\ndef test_b(): assert 'FIXED' in os.environ")
+    suite.makepyfile(test_c="import pytest\ndef test_c(): pytest.skip('not here')")
     commit(suite)
-    suite.runpytest("--resume").assert_outcomes(passed=1, failed=1)
+    suite.runpytest("--resume").assert_outcomes(passed=1, failed=1, skipped=1)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("FIXED", "1")
         suite.makepyfile(test_b="import os\ndef test_b(): assert 'FIXED' in os.environ  # another text")
-        suite.runpytest("--resume").assert_outcomes(passed=2)
-        suite.runpytest("--resume").assert_outcomes(passed=2)
-    suite.runpytest("--resume").assert_outcomes(passed=1, failed=1)
+        suite.runpytest("--resume").assert_outcomes(passed=2, skipped=1)
+        suite.runpytest("--resume").assert_outcomes(passed=2, skipped=1)
+    suite.runpytest("--resume").assert_outcomes(passed=1, failed=1, skipped=1)
     again = suite.runpytest("--resume", "-n", "2", "--dist", "loadfile")
-    again.assert_outcomes(failed=1)
+    again.assert_outcomes(failed=1, skipped=1)
     assert f"left out: {said(1, 'passed')}" in again.outlines
 
 
@@ -158,6 +159,7 @@ def test_a_share_of_all_and_everything_that_changed(suite: pytest.Pytester) -> N
         result = suite.runpytest("--changed", "HEAD", "-v", "-k", "test_steady")
         ran += [line.split()[0] for line in result.outlines if "PASSED" in line]
         merge(suite)
+        git(*AS_SOMEBODY, "commit", "-qm", "a commit in between", "--allow-empty", root=suite.path)
     assert sorted(ran) == sorted(f"test_steady.py::test_it[{n}]" for n in range(40))
 
     suite.makepyfile(changing="changed = True")
