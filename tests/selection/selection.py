@@ -88,6 +88,8 @@ class Selection:
         base, minutes = self._config.getoption("--changed"), self._config.getoption("--minutes")
         distances, turn, passed = None, 0, list[str]()
         if base is not None:
+            if self._git("rev-parse", "--is-shallow-repository") == "true":
+                raise pytest.UsageError("--changed asks the whole history what changed: git fetch --unshallow")
             distances = affected_tests(base or base_of_the_change(self._root), self._root)
             turn = int(self._git("rev-list", "--count", "--first-parent", "--merges", "HEAD")) % SHARES
         if self._config.getoption("--resume"):

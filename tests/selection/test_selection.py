@@ -173,6 +173,17 @@ def test_a_share_of_all_and_everything_that_changed(suite: pytest.Pytester) -> N
     assert late.parseoutcomes()["passed"] < whole.parseoutcomes()["passed"]
 
 
+def test_a_history_that_is_cut_off_is_refused(suite: pytest.Pytester) -> None:
+    """It has neither what changed nor the merges: the same eighth alone would run each time."""
+    suite.makepyfile("def test_it(): pass")
+    commit(suite)
+    merge(suite)
+    git("clone", "-q", "--depth", "1", suite.path.as_uri(), "cut", root=suite.path)
+    result = suite.runpytest("--changed=", "--rootdir=cut", "cut")
+    assert result.ret is pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines("*git fetch --unshallow")
+
+
 def test_every_mark_is_meant(collected_tests: list[pytest.Item]) -> None:
     """Each case that a mark names is one of its test's, in a list; only a matrix has cases `in_all`."""
     cases: dict[str, set[str]] = {}
