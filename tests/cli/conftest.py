@@ -370,5 +370,10 @@ def orders(command: Command, kafka: KafkaCluster, topic_name: str, monkeypatch: 
     return found
 
 
+def files(folder: Path) -> list[Path]:
+    """All that lie there, at any depth."""
+    return sorted(each for each in folder.rglob("*") if each.is_file())
+
+
 def by_customer(state: object) -> dict[str, object]:
     return {f"c{number}": state for number in range(7)}

@@ -12,7 +12,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store.files.names import name_of
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.engines.blocks import block_storage, references
-from tests.cli.conftest import Orders
+from tests.cli.conftest import Orders, files
 
 pytestmark = pytest.mark.broker
 
@@ -22,10 +22,6 @@ def root(tmp_path: Path) -> Path:
     folder = tmp_path / "blocks"
     folder.mkdir()
     return folder
-
-
-def files(root: Path) -> list[Path]:
-    return sorted(each for each in root.rglob("*") if each.is_file())
 
 
 def settings(root: Path) -> list[str]:

@@ -24,7 +24,7 @@ from exactlyonce.cli.leading import leading
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.erasing import erase
 from exactlyonce.testing.cluster import LIMIT_S
-from tests.cli.conftest import Orders, armed, wait_until
+from tests.cli.conftest import Orders, armed, files, wait_until
 
 pytestmark = pytest.mark.broker
 
@@ -190,11 +190,11 @@ def test_a_kill_in_the_middle_of_the_deletion(orders: Orders, tmp_path: Path, pl
     storage = ("--checkpoint-storage", (tmp_path / "blocks").as_uri())
     (tmp_path / "blocks").mkdir()
     with orders.running(*DELETING, *storage) as run:
-        assert any(each.is_file() for each in (tmp_path / "blocks").rglob("*"))
+        assert files(tmp_path / "blocks")
         killed = orders.command.process("cancel", orders.name, **armed(tmp_path, place))
         assert killed.code == -signal.SIGKILL, killed
         assert run.wait() == 0
-    assert not any(each.is_file() for each in (tmp_path / "blocks").rglob("*"))
+    assert not files(tmp_path / "blocks")
     visible, gone = len(orders.totals()), place == "erasing-topic"
     if finisher == "cancel":
         again = orders.command("cancel", orders.name)

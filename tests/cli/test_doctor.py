@@ -358,18 +358,18 @@ def test_a_question_without_an_answer() -> None:
     assert found.unchecked[0].why == "Asking for topic b failed: no broker answers."
 
 
+def unanswered(*_: object) -> Any:
+    raise BrokerUnavailable("no broker answers")
+
+
 def test_traces_that_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one question for them has no answer, the rest is examined, and the log is said to be unread; where no
     broker answers at all there is nothing to examine."""
     there = TopicInfo("p.checkpoints", "id", 2, 1)
-
-    def unanswered(*_: object) -> Any:
-        raise BrokerUnavailable("Listing transactions failed.")
-
     monkeypatch.setattr(traces_module, "find", unanswered)
     monkeypatch.setattr(examination, "find_topic", lambda *_: there)
     traces = traces_of(NOWHERE, "p", None)
-    assert (traces.topic, traces.history, traces.unreadable) == (there.name, None, "Listing transactions failed.")
+    assert (traces.topic, traces.history, traces.unreadable) == (there.name, None, "no broker answers")
     monkeypatch.setattr(examination, "find_topic", unanswered)
     with pytest.raises(BrokerUnavailable):
         traces_of(NOWHERE, "p", None)
@@ -377,11 +377,7 @@ def test_traces_that_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_blocks_that_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """That check fails, and nothing is said of what it would have counted."""
-
-    def away(*_: object) -> TopicInfo:
-        raise BrokerUnavailable("no broker answers")
-
-    monkeypatch.setattr(doctor_blocks, "find_topic", away)
+    monkeypatch.setattr(doctor_blocks, "find_topic", unanswered)
     found = Findings()
     subject: Any = SimpleNamespace(history=object(), newest=object(), name="p", config=NOWHERE)
     doctor_blocks.check_blocks(subject, found, deep=False)

@@ -10,7 +10,7 @@ import pytest
 
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.engines.blocks import Storages, references
-from tests.cli.conftest import Orders, by_customer
+from tests.cli.conftest import Orders, by_customer, files
 
 pytestmark = [pytest.mark.broker, pytest.mark.exhaustive]
 
@@ -23,10 +23,6 @@ def roots(tmp_path: Path) -> tuple[Path, Path]:
     for each in found:
         each.mkdir()
     return found
-
-
-def files(root: Path) -> list[Path]:
-    return [each for each in root.rglob("*") if each.is_file()]
 
 
 def in_storage(storage: str, savepoint: int | None = None) -> tuple[str, ...]:
