@@ -1,11 +1,21 @@
-# make demo | test | test-changed | test-all | test-matrix | crash-matrix | flaky | simulate | soak | bench | lint | help.
-# Each sets up what it needs in .venv, once.
-# Needs make, Python 3.10 or newer, a network.
+# make TARGET sets up what it needs in .venv, once: that takes make, Python 3.10 or newer, and a network.
 # ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
-# make simulate SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores] [LUCK=zombies] [MUTANT="no alignment"] soaks; SEED=123 replays one, with its trace.
-# make test takes five minutes: a sample of each promise. make test-changed [SINCE=main] adds the exhaustive cases of what changed, and
-# an eighth of all others. make test-all runs everything but the crash matrix of stores, which is an hour of its own: make test-matrix.
-# make flaky ARGS="tests/state --times 20 --load 8" repeats tests beside busy processes.
+#
+# demo          real flights through a pipeline that is killed seven times
+# test          a sample of every promise: five minutes
+# test-changed  the exhaustive cases that a change since the last merge (or SINCE=main) may break, and an eighth of all others
+# test-all      every case but those of the next two: an hour; goes on where it was broken off
+# test-matrix   stores beside Kafka, killed at every step: an hour
+# crash-matrix  a crash, a stop or a lost request at every step of the protocol: some hours; goes on where it was
+# flaky         tests again and again, beside busy processes: ARGS="tests/state --times 20 --load 8"
+# simulate      histories on a broker in memory: SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores] [LUCK=zombies]
+#               [MUTANT="no alignment"]; SEED=123 replays one, with its trace
+# soak          300,000 such histories, over as many runs as it takes
+# bench         figures, as ratios against a hand-written loop
+# lint          ruff, import-linter, mypy
+# image         the Kafka image of docker/kafka
+# clean         removes .venv and all caches of the tools
+# help          this
 
 .PHONY: demo test test-changed test-all flaky test-matrix crash-matrix simulate soak bench lint image clean kafka help
 .DELETE_ON_ERROR:
@@ -84,7 +94,7 @@ image: .venv/dev.stamp
 	.venv/bin/python docker/build.py kafka $(ARGS)
 
 help:
-	@sed -n '/^#/!q; s/^# //p' Makefile
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 clean:
 	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

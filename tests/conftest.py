@@ -159,11 +159,20 @@ def stoppable(_second_broker: list[EmbeddedBroker]) -> OwnCluster:
 
 
 @pytest.fixture(scope="session")
-def kafka_image() -> str:
-    """The image of docker/kafka, freshly made from this tree."""
-    tag = "exactlyonce-kafka:tests"
-    made = subprocess.run(
-        [sys.executable, ROOT / "docker" / "build.py", "kafka", "--tag", tag], capture_output=True, text=True
-    )
-    assert made.returncode == 0, made.stdout + made.stderr
-    return tag
+def image() -> Callable[[str], str]:
+    """`image("postgres")`: the image of that server, freshly made from this tree."""
+
+    def made(server: str) -> str:
+        tag = f"exactlyonce-{server}:tests"
+        command = [sys.executable, str(ROOT / "docker" / "build.py"), server, "--tag", tag]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return tag
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def kafka_image(image: Callable[[str], str]) -> str:
+    """What the plugin's fixtures start in a container."""
+    return image("kafka")

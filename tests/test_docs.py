@@ -46,7 +46,6 @@ def fences(page: Path) -> list[Fence]:
 
 
 def blocks(kind: str) -> list[Any]:
-    """Every block of a kind, as the parameter of a test."""
     return [pytest.param(page, f, id=f"{page}:{f.first}") for page in PAGES for f in fences(page) if f.kind == kind]
 
 
@@ -69,7 +68,6 @@ def result_of(page: Path, fence: Fence) -> str | None:
 
 @pytest.mark.parametrize(("page", "fence"), blocks("python"))
 def test_code_runs_and_its_pipelines_can_be_built(page: Path, fence: Fence) -> None:
-    """A block runs by itself, given the page's first one; it prints what the page says; its pipelines are right."""
     names, printed = executed(page, fence)
     if printed:
         assert printed == result_of(page, fence)
@@ -98,14 +96,12 @@ def test_settings_files_are_right(page: Path, fence: Fence, tmp_path: Path, monk
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_keyword_arguments_of_run_exist(page: Path) -> None:
-    """What is given to `pipeline.run` on a page are options that it has."""
     for fence in fences(page):
         for call in re.findall(r"\.run\((.*)\)", fence.text if fence.kind == "python" else ""):
             options_from(eval(f"dict({call})"))
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Every command line of a page that begins with exactlyonce: in shell blocks, and in code within sentences."""
     for fence in fences(page):
         if fence.kind == "sh":
             joined = fence.text.replace("\\\n", " ")

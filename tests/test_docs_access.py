@@ -82,7 +82,6 @@ class GuardedKafka(NamedTuple):
         return subprocess.run([*command, *options], cwd=folder, capture_output=True, timeout=LIMIT_S).returncode == 0
 
     def runs(self, folder: Path, pipeline: str) -> bool:
-        """Whether a run of the pipeline over its whole input ends well."""
         to_its_end = ("--until", "latest", "--restart", "none", "--inline")
         return self.command(folder, "run", "guarded:make", "--param", f"name={pipeline}", *to_its_end)
 
@@ -142,8 +141,6 @@ def guarded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedK
 
 @pytest.fixture
 def documented(table: Callable[..., list[dict[str, str]]]) -> Rights:
-    """Every right of the page, for a pipeline from `numbers` to a topic that is missing."""
-
     def rights(pipeline: str) -> list[Right]:
         output = f"{pipeline}-out"
         names = {"each input": "numbers", "each output": output, "each output that is missing": output}
@@ -157,7 +154,6 @@ def documented(table: Callable[..., list[dict[str, str]]]) -> Rights:
 
 
 def works(kafka: GuardedKafka, folder: Path, pipeline: str) -> bool:
-    """Whether a first run, another one, its published offsets, a look at its checkpoints and a reset are all right."""
     return (
         all(kafka.runs(folder, pipeline) for _ in ("a first one", "another"))
         and kafka.command(folder, "checkpoints", pipeline)
@@ -182,8 +178,6 @@ def test_none_of_the_documented_rights_is_idle(guarded_kafka: GuardedKafka, docu
 def test_the_doctor_names_a_right_that_is_missing(
     guarded_kafka: GuardedKafka, documented: Rights, folder: Path
 ) -> None:
-    """With the rights of the page the doctor finds nothing; with one of them missing, but for those that only a first
-    run or a reset needs, it finds that one, by its resource and name."""
     rights = documented("examined")
     guarded_kafka.grant(rights)
     assert guarded_kafka.runs(folder, "examined")
@@ -197,7 +191,6 @@ def test_the_doctor_names_a_right_that_is_missing(
 
 
 def lacked(kafka: GuardedKafka, pipeline: str) -> list[str]:
-    """What the doctor finds about rights, as the user that is guarded against."""
     config = ClientConfig({**LOGIN, "bootstrap.servers": kafka.guarded})
     traces, now_ms = traces_of(config, pipeline, None), SystemClock().now_ms()
     _, found = examine(config, traces, None, CheckpointSettings(), now_ms=now_ms, older_than_ms=0, deep=False)

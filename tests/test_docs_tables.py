@@ -45,7 +45,6 @@ def code(cell: str) -> list[str]:
 
 
 def sentence(pattern: str) -> str:
-    """What the group of *pattern* matches on the page of settings."""
     match = re.search(pattern, (ROOT / SETTINGS).read_text(), re.DOTALL | re.MULTILINE)
     assert match, pattern
     return match[1]
@@ -58,7 +57,6 @@ def run_options() -> set[str]:
 
 
 def test_every_setting_is_documented(table: Table) -> None:
-    """The tables have every option of `run` and every key of a file, and no other."""
     rows = table(*OPTIONS)
     named = {name for row in rows for name in code(row["command line"])}
     assert named | {"--restart", "--help"} == run_options()
@@ -69,7 +67,6 @@ def test_every_setting_is_documented(table: Table) -> None:
 
 
 def test_every_option_has_its_name_in_flink_or_none(table: Table) -> None:
-    """Each option of a run, and no other, is in the table of Flink's names, or is named as one that has none."""
     rows = table(SETTINGS, "here", "in Flink 2")
     assert all(code(row["in Flink 2"]) for row in rows)
     told = {name for row in rows for name in code(row["here"])}
@@ -80,7 +77,6 @@ def test_every_option_has_its_name_in_flink_or_none(table: Table) -> None:
 
 
 def test_the_defaults_are_those_of_the_code(table: Table) -> None:
-    """What the tables name as defaults is what an empty file gives."""
     options = options_from({"bootstrap_servers": "127.0.0.1:9092"})
     told = {code(row["in the file"])[0]: row["default"].strip("`") for row in table(*OPTIONS) if row["in the file"]}
     reads: dict[str, Callable[[str], object]] = {
@@ -100,7 +96,6 @@ def test_the_defaults_are_those_of_the_code(table: Table) -> None:
 
 
 def test_the_transaction_timeouts_are_as_calculated(table: Table) -> None:
-    """Every line of the example holds, and those that are said to be refused are."""
     for row in table(*TIMEOUTS):
         tolerable, *durations = list(row.values())[:4]
         interval_ms, timeout_ms, budget_ms = map(duration_ms, durations)
@@ -125,7 +120,6 @@ def test_the_restart_strategies_are_those_of_the_code(table: Table) -> None:
 
 
 def test_the_settings_of_kafka_are_those_of_the_code(table: Table) -> None:
-    """The page lists every setting that is ours, every protocol and mechanism, and every security setting."""
     assert set(code(sentence(r"giving one is an error: (.*?)\. The\n"))) == OWNED
     rows = {name: row["values"] for row in table(SETTINGS, "setting", "values") for name in code(row["setting"])}
     assert rows.keys() == _SECURITY_KNOWN
@@ -149,7 +143,6 @@ def moves(diagram: str) -> set[tuple[str, str]]:
 
 
 def test_the_diagrams_of_states_are_those_of_the_code() -> None:
-    """Every move of a job, a checkpoint and a slot that a table allows is drawn, and no other."""
     fence = (ROOT / "ARCHITECTURE.md").read_text().partition("## States")[2].split("```")[1]
     drawn = {name: moves(diagram) for name, diagram in re.findall(r"^(\w+) (.*?)(?=^\w|\Z)", fence, re.DOTALL | re.M)}
     job = {(a.value, b.value) for a, after in JOB_TRANSITIONS.items() for b in after}
@@ -159,7 +152,6 @@ def test_the_diagrams_of_states_are_those_of_the_code() -> None:
 
 
 def test_the_deliveries_are_those_of_the_code(table: Table) -> None:
-    """The page on delivery has a row, and a column of what a reader sees, for each."""
     page = "docs/delivery.md"
     rows = table(page, "`delivery`", "what it does", "choose it when")
     assert [code(row["`delivery`"]) for row in rows] == [[each] for each in get_args(Delivery)]

@@ -38,7 +38,6 @@ def tree(repository: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="module")
 def sdist(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sdist of the tree, unpacked."""
     folder = tmp_path_factory.mktemp("sdist")
     (archive,) = SdistBuilder(str(tree)).build(directory=str(folder))
     with tarfile.open(archive) as packed:
@@ -60,14 +59,12 @@ def files(folder: Path) -> set[str]:
 
 
 def test_the_wheel_is_the_tree(repository: list[Path], unpacked: Path) -> None:
-    """The wheel has every file of the root folders that are packages, each once, and nothing else."""
     expected = {f"exactlyonce/{path}" for path in repository if path.parts[0] in PACKAGES}
     expected |= {"exactlyonce/__init__.py", "exactlyonce/py.typed"}
     assert {path for path in files(unpacked) if ".dist-info/" not in path} == expected
 
 
 def test_the_sdist_is_the_tree(repository: list[Path], sdist: Path) -> None:
-    """The sdist has every file of the repository; the links, which the wheel does not need, are left out."""
     links = {f"src/exactlyonce/{package}" for package in PACKAGES}
     assert files(sdist) == (set(map(str, repository)) - links) | {"PKG-INFO"}
 
@@ -107,7 +104,6 @@ for target in {sorted(targets)}:
 
 
 def test_every_root_folder_with_code_is_linked_and_mapped() -> None:
-    """A root folder that holds a package has its link in src/exactlyonce, and its place in the wheel."""
     folders = sorted(path.parent.name for path in ROOT.glob("*/__init__.py"))
     project = (ROOT / "pyproject.toml").read_text()
     assert folders == PACKAGES

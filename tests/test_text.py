@@ -45,7 +45,6 @@ REFUSED = Path("tests/pipeline/typed_refused.py")
 
 @pytest.fixture(scope="module")
 def texts(repository: list[Path]) -> dict[Path, str]:
-    """Every text file of the repository."""
     return {path: (ROOT / path).read_text() for path in repository if (ROOT / path).is_file()}
 
 
@@ -54,7 +53,6 @@ def test_modules_are_named_after_what_is_in_them(repository: list[Path]) -> None
 
 
 def test_nothing_banned_stands_in_the_text(texts: dict[Path, str]) -> None:
-    """No machine's paths, no registries, nothing put off, nothing about how the project came to be, no homely word."""
     everywhere = {path: text for path, text in texts.items() if path not in NOT_WORDED_HERE}
     python = {path: text for path, text in everywhere.items() if path.suffix == ".py" and path != REFUSED}
     shipped = {path: text for path, text in python.items() if path.parts[0] != "tests"}
@@ -74,13 +72,11 @@ def found(banned: dict[str, str], texts: dict[Path, str]) -> list[str]:
 
 
 def test_modules_say_what_they_are(texts: dict[Path, str]) -> None:
-    """Every module that has anything in it starts with a docstring, also behind a line for the shell."""
     modules = {path: text for path, text in texts.items() if path.suffix == ".py"}
     assert [path for path, text in modules.items() if text and not re.match(r'(#.*\n)*r?"""\S', text)] == []
 
 
 def test_every_package_has_a_door_plate(texts: dict[Path, str]) -> None:
-    """The docstring of each `__init__` names the folders below it, and says what may be imported from where."""
     for path, text in texts.items():
         if path.name == "__init__.py" and path.parts[0] in PACKAGES:
             plate = text.split('"""')[1]
@@ -90,7 +86,6 @@ def test_every_package_has_a_door_plate(texts: dict[Path, str]) -> None:
 
 
 def test_links_are_alive(texts: dict[Path, str]) -> None:
-    """Every link of a page to a file, a folder or a heading leads there."""
     wrong = [
         f"{path}: {link}"
         for path, text in texts.items()

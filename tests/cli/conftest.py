@@ -27,7 +27,7 @@ import pytest
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records import history
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
@@ -78,7 +78,6 @@ pipeline = make()
 
 
 def manifest(**changes: Any) -> Manifest:
-    """Checkpoint 1 of `p`, which holds nothing."""
     empty = Manifest(
         pipeline="p", checkpoint=1, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0, triggered_at_ms=0,
         completed_at_ms=0, fingerprint="f" * 64, max_parallelism=128, parallelism=1, block_partitions=5,
@@ -103,20 +102,16 @@ def armed(folder: Path, failpoint: str, action: str = "kill") -> dict[str, str]:
 
 
 class Ended(NamedTuple):
-    """How a command ended."""
-
     code: int
     out: str
     err: str
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The lines of JSON on stderr."""
         return [json.loads(line) for line in self.err.splitlines() if line.startswith("{")]
 
     @property
     def json(self) -> Any:
-        """What --json shows."""
         return json.loads(self.out)
 
     @property
@@ -154,25 +149,21 @@ class Command:
         return Ended(code, out.getvalue(), err.getvalue())
 
     def done(self, *arguments: str) -> Ended:
-        """It ends with 0."""
         ended = self(*arguments)
         assert ended.code == 0, ended
         return ended
 
     def refused(self, text: str, *arguments: str, code: int = 2) -> Ended:
-        """It ends with *code*, and says *text*."""
         ended = self(*arguments)
         assert (ended.code, text in ended.said) == (code, True), ended
         return ended
 
     def process(self, *arguments: str, **environment: str) -> Ended:
-        """Call it as a process, and wait for its end."""
         process = self.start(*arguments, **environment)
         out, err = process.communicate(timeout=LIMIT_S)
         return Ended(process.returncode, out, err)
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Call it as a process, and let it run."""
         return subprocess.Popen(
             [*self.line, *arguments], cwd=self.folder, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -215,15 +206,12 @@ class Running:
 
     @property
     def said(self) -> str:
-        """What it has told so far."""
         return self._told.getvalue()
 
     def await_said(self, text: str) -> None:
-        """Wait until it has told that."""
         wait_until(lambda: text in self.said, self._thread.is_alive)
 
     def stop(self) -> int:
-        """Ask it to end behind a last checkpoint; see `wait`."""
         self._stopper.stop()
         return self.wait()
 
@@ -258,12 +246,10 @@ class Orders:
         return ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers})
 
     def write(self, count: int) -> None:
-        """Write *count* orders more."""
         orders = [(f"c{number % 7}", f'{{"customer":"c{number % 7}","total":1}}') for number in range(count)]
         self.kafka.produce(f"{self.name}-orders", orders)
 
     def change(self, *edits: tuple[str, str]) -> None:
-        """Edit the pipeline's module."""
         module = self.command.folder / "orders.py"
         text = module.read_text()
         for old, new in edits:
@@ -272,17 +258,14 @@ class Orders:
         module.write_text(text)
 
     def run(self, *options: str) -> Ended:
-        """Run to the end of what is there."""
         return self.command("run", "orders:pipeline", "--until", "latest", *inline(options))
 
     def ran(self, *options: str) -> Ended:
-        """Run to the end of what is there, which is reached."""
         ended = self.run(*options)
         assert ended.code == 0, ended
         return ended
 
     def run_refused(self, text: str, *options: str, code: int = 2) -> None:
-        """A run is refused, and says *text*."""
         self.command.refused(text, "run", "orders:pipeline", "--until", "latest", *inline(options), code=code)
 
     def killed_at(self, failpoint: str, *options: str) -> None:
@@ -309,11 +292,9 @@ class Orders:
             running.kill()
 
     def taken(self, *options: str) -> int:
-        """The number of a savepoint that the run takes."""
         return int(self.command.done("savepoint", self.name, "--json", *options).json["checkpoint"])
 
     def ended_by_savepoint(self, *options: str) -> int:
-        """The number of the savepoint that a run has ended with."""
         with self.running("--num-retained", "1", *options) as run:
             number = self.taken("--stop")
             assert run.wait() == 0
@@ -325,7 +306,6 @@ class Orders:
         return str(self.command.done("savepoint", self.name, "--to", f"file://{folder}", "--json").json["url"])
 
     def reset(self) -> None:
-        """Have the pipeline forget everything."""
         self.command.done("reset", self.name, "--yes", "--force")
 
     def begun_elsewhere(self) -> Callable[[], Outcome]:
@@ -337,7 +317,6 @@ class Orders:
         return lambda: drive(log.heartbeat(), requests)
 
     def history(self) -> History:
-        """What is decided."""
         return read_history(self.config.confluent(), self.name)
 
     def lives(self) -> bool:
@@ -346,14 +325,17 @@ class Orders:
             return living_run(self.history()) is not None
         return False
 
+    def incarnation(self) -> Incarnation:
+        found = self.history().newest_incarnation
+        assert found is not None
+        return found
+
     def newest(self) -> Manifest:
-        """The newest checkpoint."""
         found = self.history().latest
         assert found is not None
         return found
 
     def states(self, operator: str = "totals") -> dict[str, Any]:
-        """The state by key at the newest checkpoint."""
         shown = self.command.done("state", self.name, operator, "--json").out
         return {each["key"]: each["state"] for each in map(json.loads, shown.splitlines())}
 
@@ -388,6 +370,10 @@ def orders(command: Command, kafka: KafkaCluster, topic_name: str, monkeypatch: 
     return found
 
 
+def files(folder: Path) -> list[Path]:
+    """All that lie there, at any depth."""
+    return sorted(each for each in folder.rglob("*") if each.is_file())
+
+
 def by_customer(state: object) -> dict[str, object]:
-    """That state for each customer."""
     return {f"c{number}": state for number in range(7)}

@@ -65,7 +65,6 @@ def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
 
 
 def test_client_of_the_other_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`checkpoints` and `reset` find the cluster as `run` does: by option, then file, then environment."""
     monkeypatch.setenv("EXACTLYONCE_BOOTSTRAP_SERVERS", "environment:1")
     (tmp_path / "c.toml").write_text('[kafka]\n"bootstrap.servers" = "file:1"\n')
     in_file = ["--config", str(tmp_path / "c.toml")]
@@ -84,7 +83,6 @@ NAMING = [["reset"], ["checkpoints"], ["transactions", "list"], ["transactions",
 def test_a_pipeline_is_named_by_the_function_that_makes_it(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its parameters, as it was run, or by its name alone, which takes none."""
     (tmp_path / "named.py").write_text(
         "from exactlyonce import Pipeline\n\n\ndef make(region: str) -> Pipeline:\n"
         '    return Pipeline(f"orders-{region}")\n'
@@ -94,16 +92,6 @@ def test_a_pipeline_is_named_by_the_function_that_makes_it(
     assert pipeline_name(parser().parse_args([*command, "orders-eu"])) == "orders-eu"
     with pytest.raises(ConfigError, match="--param is for a function that makes a pipeline, and orders-eu is a name"):
         pipeline_name(parser().parse_args([*command, "orders-eu", "--param", "region=eu"]))
-
-
-def test_restart_strategy() -> None:
-    assert run.restart("none") == {"strategy": "none"}
-    assert run.restart("failure_rate:failures=2,window=1m,delay=1s") == {
-        "strategy": "failure_rate",
-        "failures": "2",
-        "window": "1m",
-        "delay": "1s",
-    }
 
 
 def test_a_command_to_go_on_with_names_parameters_only() -> None:

@@ -22,7 +22,6 @@ SAVEPOINT = manifest(checkpoint=41, incarnation=3, kind="savepoint", base=40, pr
 
 
 def history(incarnation: Incarnation, *manifests: Manifest, finalized: bool = True) -> History:
-    """A log with an incarnation, and its checkpoints."""
     found = History("p")
     found.admit(incarnation)
     for each in manifests:
@@ -55,7 +54,6 @@ def test_a_run_that_has_ended_behind_a_savepoint() -> None:
     ids=["goes on", "cancelled", "not finalized", "no savepoint", "more since", "another one's", "nothing"],
 )
 def test_an_end_that_is_none_behind_a_savepoint(found: History) -> None:
-    """What is not proven by the log is not taken for what was asked for."""
     assert ended_behind(found, 3) is None
 
 

@@ -45,7 +45,6 @@ def test_a_clean_audit_says_so_and_an_empty_one_does_not() -> None:
 
 
 def test_what_only_stores_have_is_not_judged() -> None:
-    """Where nothing was compared nothing is said to be right; where a part was, that is what is said."""
     why = ["9 records of sink table are in a store, which is not read"]
     nothing, part = AuditReport("totals", [4], 9, 0, [], why), AuditReport("totals", [4], 9, 9, [], why)
     assert list(as_text(nothing))[-1] == "totals: checkpoints 4: none of their output could be judged."

@@ -12,7 +12,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store.files.names import name_of
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.engines.blocks import block_storage, references
-from tests.cli.conftest import Orders
+from tests.cli.conftest import Orders, files
 
 pytestmark = pytest.mark.broker
 
@@ -24,19 +24,13 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def files(root: Path) -> list[Path]:
-    return sorted(each for each in root.rglob("*") if each.is_file())
-
-
 def settings(root: Path) -> list[str]:
-    """As a file has them."""
     config = root.with_name("settings.toml")
     config.write_text(f'[checkpoint]\nstorage = "file://{root}"\n')
     return ["--config", str(config)]
 
 
 def test_looking_at_it(orders: Orders, root: Path) -> None:
-    """`checkpoints` and `doctor` read the files, say where they are, and find a damaged one and orphans."""
     command = orders.command
     orders.killed_at("coordinator-finalized", *settings(root))
     assert command("checkpoints", orders.name, "--json").json["storage"] == f"file://{root}"
@@ -57,8 +51,6 @@ def test_looking_at_it(orders: Orders, root: Path) -> None:
 
 
 def test_files_that_cannot_be_read(orders: Orders, root: Path) -> None:
-    """Each is named with the checkpoint that needs it, by `doctor --deep` and `savepoints verify`, and the others are
-    read all the same; where it is an index, the other checks of `doctor` go on."""
     taken = orders.ended_by_savepoint("--parallelism", "3", *settings(root))
     state, index = blocks_of_newest(orders, root)
     for ref in state[:2]:
@@ -85,7 +77,6 @@ def make_unreadable(root: Path, ref: BlockRef) -> None:
 
 
 def blocks_of_newest(orders: Orders, root: Path) -> tuple[list[BlockRef], BlockRef]:
-    """Blocks of state that the newest checkpoint stands on, and one of its indexes."""
     newest, topic = orders.newest(), find_topic(orders.config.confluent(), orders.name)
     with closing(block_storage(orders.config, topic, f"file://{root}")) as storage:
         refs = references(newest, storage)
@@ -156,7 +147,6 @@ def test_what_a_crash_leaves_is_committed(orders: Orders, root: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_reset(orders: Orders, root: Path) -> None:
-    """It shows the storage, removes every file, and the next run may keep its blocks elsewhere."""
     orders.ran(*settings(root))
     assert files(root)
     neighbour = root / "neighbour" / "topic" / "file"
@@ -182,7 +172,6 @@ def test_reset(orders: Orders, root: Path) -> None:
     ids=["scheme", "path", "missing", "password", "query"],
 )
 def test_what_is_refused_at_start(url: str, says: str, orders: Orders) -> None:
-    """A storage that cannot be is refused with what to do, before anything is written, and no secret is shown."""
     line = ("run", "orders:pipeline", "--until", "latest", "--inline", "--checkpoint-storage", url)
     assert "canary" not in orders.command.refused(says, *line).err
     assert orders.command("checkpoints", orders.name).out.count("checkpoint") <= 1, "there is none"

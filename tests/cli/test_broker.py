@@ -18,7 +18,6 @@ def folder(tmp_path: Path) -> tuple[str, str]:
 
 @pytest.mark.broker
 def test_life_of_a_broker(command: Command, folder: tuple[str, str]) -> None:
-    """It answers when `start` returns, a second one is refused, `status` tells of it, and `stop` ends it."""
     started = command.process("broker", "start", "--port", "0", "--set", "num.partitions=3", *folder)
     try:
         assert started.code == 0, started.err

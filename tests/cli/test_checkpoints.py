@@ -21,7 +21,6 @@ INCARNATION = Incarnation(incarnation=3, host="box", process=4212, started_at_ms
 
 
 def committable(subtask: int, *counts: int) -> Committable:
-    """One that wrote so many records to each partition of the topic `totals`."""
     written = tuple(Written("totals", partition, 100, count) for partition, count in enumerate(counts))
     return Committable(
         transactional_id=f"eo:p:out:{subtask}:3.0:1", producer_id=7, epoch=0, transaction_version=2,
@@ -30,7 +29,6 @@ def committable(subtask: int, *counts: int) -> Committable:
 
 
 def manifest(checkpoint: int, *committables: Committable, kind: str = "checkpoint") -> Manifest:
-    """Checkpoint *checkpoint* of `p`, with two sources and 1.5 million bytes of state."""
     offsets = [SourceOffset("in", "orders", "id", partition, 10 * checkpoint) for partition in range(2)]
     return manifest_of(
         checkpoint=checkpoint, incarnation=3, kind=kind, base=checkpoint - 1, previous=checkpoint - 1,
@@ -42,7 +40,6 @@ def manifest(checkpoint: int, *committables: Committable, kind: str = "checkpoin
 
 @pytest.fixture
 def history() -> History:
-    """Checkpoint 41 with a repaired transaction, and 42, which is not finalized."""
     found = History("p")
     found.admit(INCARNATION)
     found.admit(manifest(41, committable(0, 10, 20), committable(1, 5)))
@@ -97,7 +94,6 @@ def test_damage_is_shown(history: History) -> None:
 
 
 def test_a_damaged_checkpoint_is_shown(history: History) -> None:
-    """A checkpoint that cannot be restored is marked as damaged, with the reason, in text and as data."""
     lines = list(as_text(history, "h:9092", 200, {41: "Block b is gone."}))
     assert any(line.split()[:3] == ["41", "checkpoint", "damaged"] for line in lines)
     assert any(line.split() == ["damage", "Block", "b", "is", "gone."] for line in lines)
@@ -121,7 +117,6 @@ def test_json(history: History) -> None:
 
 
 def test_none_yet() -> None:
-    """Between a pipeline's first incarnation and its first manifest there is nothing to list."""
     found = History("p")
     found.admit(INCARNATION)
     head, incarnation = as_text(found, "h:9092", 80)
@@ -135,8 +130,6 @@ def test_a_duration_is_never_negative() -> None:
 
 @pytest.mark.broker
 def test_of_a_pipeline(orders: Orders) -> None:
-    """It lists what is in the topic, by the pipeline's name and by module:pipeline; a pipeline without checkpoints is
-    an error that names the topic. A running one is not disturbed."""
     orders.command.refused(f"there is no topic {orders.name}.checkpoints", "checkpoints", orders.name)
     orders.ran()
     listed = orders.command.done("checkpoints", orders.name, "--json").json["checkpoints"]

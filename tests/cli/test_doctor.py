@@ -46,7 +46,6 @@ NOWHERE = ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
 
 
 def examined(orders: Orders, *, later_ms: int = 0, deep: bool = False, older_than_ms: int = 60_000) -> Findings:
-    """What is found, *later_ms* from now."""
     now_ms, settings = SystemClock().now_ms() + later_ms, CheckpointSettings()
     traces = traces_of(orders.config, orders.name, None)
     _, found = examine(orders.config, traces, None, settings, now_ms=now_ms, older_than_ms=older_than_ms, deep=deep)
@@ -72,8 +71,6 @@ def somebody_writing(orders: Orders) -> Iterator[None]:
 
 @pytest.mark.broker
 def test_where_nothing_is_wrong(orders: Orders) -> None:
-    """It ends with 0, says what it has looked at, and what it has not; --deep leaves nothing of the topic out. A
-    pipeline that has not run yet is looked at by its module: its input is there, its output is not."""
     orders.command.refused(f"no topic {orders.name}.checkpoints", "doctor", orders.name)
     never = orders.command("doctor", "orders:pipeline", "--json").json
     assert [each["level"] for each in never["findings"]] == [NOTE]
@@ -92,8 +89,6 @@ def test_where_nothing_is_wrong(orders: Orders) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.broker
 def test_a_transaction_of_somebody_else(orders: Orders) -> None:
-    """Whoever holds readers of the output back is named with what he holds and for how long; it is no problem while it
-    is younger than --older-than."""
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
     orders.ran()
     with somebody_writing(orders):
@@ -110,9 +105,6 @@ def test_a_transaction_of_somebody_else(orders: Orders) -> None:
 
 @pytest.mark.broker
 def test_what_a_dead_run_has_left(orders: Orders) -> None:
-    """While it may be running its open transaction is only noted; once it is silent that is a problem with the command
-    that ends it, and the blocks of its checkpoint are orphans. What it has decided is told with the time that is left,
-    and once committed nothing is wrong any more."""
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
     orders.killed_at("coordinator-checked")
     assert [each.level for each in about(examined(orders), "readers")] == [NOTE, NOTE]
@@ -138,8 +130,6 @@ def test_what_a_dead_run_has_left(orders: Orders) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.broker
 def test_beside_a_run(orders: Orders) -> None:
-    """A pipeline that runs, and lets its checkpoints expire, is found in order as often as one looks, and goes on
-    as the same incarnation."""
     arguments = ("--checkpoint-interval", "50ms", "--num-retained", "1")
     with orders.running(*arguments) as run:
         for _ in range(3):
@@ -153,8 +143,6 @@ def test_beside_a_run(orders: Orders) -> None:
 
 @pytest.mark.broker
 def test_a_wrong_policy_and_damaged_blocks(orders: Orders) -> None:
-    """A setting of the checkpoint topic that is not as it must be is shown with the command that fixes it. A block
-    that only --deep reads is found by that alone, with the checkpoint that needs it; a lost index by both."""
     orders.ran()
     topic = f"{orders.name}.checkpoints"
     orders.kafka.configure_topic(topic, cleanup_policy="compact,delete")
@@ -189,8 +177,6 @@ def state_block(orders: Orders) -> BlockRef:
 @pytest.mark.broker
 @pytest.mark.exhaustive
 def test_settings_of_the_run_against_the_brokers(orders: Orders) -> None:
-    """Checkpoints that may take longer than the brokers keep a transaction are a problem, with the settings to
-    change."""
     orders.ran()
     ended = orders.command("doctor", orders.name, "--checkpoint-timeout", "20m")
     assert ended.code == 1
@@ -200,8 +186,6 @@ def test_settings_of_the_run_against_the_brokers(orders: Orders) -> None:
 @pytest.mark.broker
 @pytest.mark.exhaustive
 def test_input_that_retention_has_taken(orders: Orders) -> None:
-    """Input behind the newest checkpoint that is gone is a problem with the offsets; where only an older checkpoint
-    needs it, it says what cannot be done any more."""
     orders.ran()
     orders.kafka.delete_records(f"{orders.name}-orders", {0: 1})
     (older,) = about(examined(orders), "inputs")
@@ -215,7 +199,6 @@ def test_input_that_retention_has_taken(orders: Orders) -> None:
 
 @pytest.mark.broker
 def test_unread_input_that_retention_is_about_to_take(orders: Orders) -> None:
-    """What is not read yet goes by the time of its records, however young the newest checkpoint is."""
     orders.ran()
     topic, week_ms = f"{orders.name}-orders", 7 * 24 * 60 * 60 * 1000
     orders.kafka.configure_topic(topic, retention_ms=week_ms)
@@ -267,9 +250,6 @@ def held(owner: TransactionState | None, waiting: Sequence[WaitingOutput] | None
 
 
 def test_whose_a_transaction_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose id nobody knows is shown with the commands that end it in each partition; so is one of another program
-    that the broker has ended, and whose markers it has lost. Of another pipeline the doctor of that tells more, and
-    what ours has lost the next run writes again."""
     monkeypatch.setattr(doctor_readers, "MARKERS_LOST_AFTER_MS", 0)
     by_hand = tuple(
         f"kafka-transactions --bootstrap-server 127.0.0.1:1 abort --topic t --partition {partition} "
@@ -287,19 +267,6 @@ def test_whose_a_transaction_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("it has lost its markers" in ours.what, "run the pipeline" in ours.do) == (True, True)
 
 
-class _Subject:
-    """A pipeline that does not run."""
-
-    name = "p"
-    sign_of_life = ""
-
-
-class _Newest:
-    """As much of a manifest as is asked."""
-
-    checkpoint = 2
-
-
 def block(offset: int, checkpoint: int) -> BlockRef:
     key = BlockKey(incarnation=1, checkpoint=checkpoint, operator="sum", key_group=0, part=offset, attempt=0, nonce="a")
     return BlockRef(1, offset, str(key), 10, b"")
@@ -310,7 +277,8 @@ def test_orphans_that_no_run_looks_for() -> None:
     found = Findings()
     refs = [block(3, 1), block(4, 2), block(9, 3)]
     seen = BlockSurvey({2: frozenset({refs[1]})}, {"": Scanned(tuple(refs), (0, 10))}, (0, 5))
-    subject, newest = cast(Any, _Subject()), cast(Any, _Newest())
+    subject: Any = SimpleNamespace(name="p", sign_of_life="")
+    newest: Any = SimpleNamespace(checkpoint=2)
     doctor_blocks._orphans(subject, newest, seen, found)
     assert [(each.level, each.what[:20]) for each in found.diagnoses] == [
         (NOTE, "1 block (10 B) of no"),
@@ -320,11 +288,10 @@ def test_orphans_that_no_run_looks_for() -> None:
 
 
 def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that refuses is a problem with its own words; so is a ledger that is behind the decisions, ahead of them,
-    or of another checkpoint topic. What was decided while it was looked at is no problem."""
     before, after = cast(Any, History("p")), cast(Any, History("p"))
-    before.manifests[4] = after.manifests[4] = Decided(4)
-    before.finalized[4] = after.finalized[4] = after.manifests[5] = Decided(5)
+    before.manifests[4] = after.manifests[4] = SimpleNamespace(checkpoint=4, ledger=(("behind", 0, 4),))
+    after.manifests[5] = SimpleNamespace(checkpoint=5, ledger=(("behind", 0, 4),))
+    before.finalized[4] = after.finalized[4] = True
     monkeypatch.setattr(doctor_stores, "find_topic", lambda *_: TopicInfo("p.checkpoints", "id", 2, 1))
     found = Findings()
     views = {
@@ -348,16 +315,7 @@ def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("Choices:" in each.do for each in found.diagnoses[1:])
 
 
-class Decided:
-    """As much of a manifest as is asked: the ledger of sink "behind" was at checkpoint 4."""
-
-    def __init__(self, checkpoint: int) -> None:
-        self.checkpoint = checkpoint
-        self.ledger = (("behind", 0, 4),)
-
-
 def test_what_could_not_be_looked_at() -> None:
-    """A check that fails is named with the reason, and does not count as made."""
     found = Findings()
     with found.checking("rights"):
         raise DamagedBlock("gone", block(1, 1))
@@ -384,7 +342,6 @@ class Deaf(Questions):
 
 
 def test_a_question_without_an_answer() -> None:
-    """It fails alone: the other topics are known, and the one that was asked for is neither missing nor in order."""
     found = Findings()
     facts = topic_facts(Deaf(), ["a", "b", "c"], found)
     assert list(facts) == ["a", "c"]
@@ -401,18 +358,18 @@ def test_a_question_without_an_answer() -> None:
     assert found.unchecked[0].why == "Asking for topic b failed: no broker answers."
 
 
+def unanswered(*_: object) -> Any:
+    raise BrokerUnavailable("no broker answers")
+
+
 def test_traces_that_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one question for them has no answer, the rest is examined, and the log is said to be unread; where no
     broker answers at all there is nothing to examine."""
     there = TopicInfo("p.checkpoints", "id", 2, 1)
-
-    def unanswered(*_: object) -> Any:
-        raise BrokerUnavailable("Listing transactions failed.")
-
     monkeypatch.setattr(traces_module, "find", unanswered)
     monkeypatch.setattr(examination, "find_topic", lambda *_: there)
     traces = traces_of(NOWHERE, "p", None)
-    assert (traces.topic, traces.history, traces.unreadable) == (there.name, None, "Listing transactions failed.")
+    assert (traces.topic, traces.history, traces.unreadable) == (there.name, None, "no broker answers")
     monkeypatch.setattr(examination, "find_topic", unanswered)
     with pytest.raises(BrokerUnavailable):
         traces_of(NOWHERE, "p", None)
@@ -420,11 +377,7 @@ def test_traces_that_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_blocks_that_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """That check fails, and nothing is said of what it would have counted."""
-
-    def away(*_: object) -> TopicInfo:
-        raise BrokerUnavailable("no broker answers")
-
-    monkeypatch.setattr(doctor_blocks, "find_topic", away)
+    monkeypatch.setattr(doctor_blocks, "find_topic", unanswered)
     found = Findings()
     subject: Any = SimpleNamespace(history=object(), newest=object(), name="p", config=NOWHERE)
     doctor_blocks.check_blocks(subject, found, deep=False)
@@ -465,7 +418,6 @@ def test_input_that_was_truncated() -> None:
 
 @pytest.mark.broker
 def test_a_check_that_fails_beside_the_others(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the other checks find is shown, with what was asked in vain and why; the exit code is not 0."""
     orders.ran()
     silent, asked = f"{orders.name}-totals", Questions.topic
 

@@ -16,7 +16,6 @@ STARTER = Path(__file__).parents[2] / "cli" / "commands" / "starter"
 
 
 def test_writes_the_starter(command: Command) -> None:
-    """The files are those of cli/commands/starter, all of them; the folder is created."""
     ended = command("init", "a/b")
     assert (ended.code, ended.err) == (0, "")
     written = {path.name: path.read_text() for path in (command.folder / "a" / "b").iterdir()}
@@ -42,17 +41,10 @@ def test_where_no_folder_can_be(command: Command) -> None:
         assert f"{name} cannot be made a folder:" in ended.err
 
 
-def test_pipeline_is_right(command: Command) -> None:
-    command.done("init")
-    shown = command.done("explain", "pipeline:pipeline").out
-    assert "stateful_map      <= key_by-after-orders  state int  : Total" in shown
-
-
 @pytest.mark.broker
 def test_first_day(
     command: Command, kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Topics are fed, the pipeline runs, and an independent reader sees every order counted once."""
     monkeypatch.setenv("EXACTLYONCE_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
     command.done("init")
     for file in command.folder.glob("*.py"):  # other tests may have topics of the starter's names

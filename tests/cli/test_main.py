@@ -31,7 +31,6 @@ def test_version(command: Command) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_the_documented_one(command: Command, name: str) -> None:
-    """docs/cli.md shows the help of every command as it is, and no line of it is longer than 100 columns."""
     ended = command(*name.split(), "--help", COLUMNS="100")
     assert (ended.code, ended.err) == (0, "")
     assert f"```text\n$ exactlyonce {f'{name} ' if name else ''}--help\n{ended.out}```\n" in DOCUMENTED.read_text()
@@ -46,7 +45,6 @@ def test_no_command_is_left_out() -> None:
 
 
 def test_help_loads_no_client(command: Command) -> None:
-    """Neither a Kafka client nor an engine is imported for it."""
     code = "import sys, exactlyonce.cli.main as m; m.parser().format_help(); print(*sys.modules, sep='\\n')"
     done = subprocess.run([command.line[0], "-c", code], capture_output=True, text=True, check=True)
     assert not {"confluent_kafka", "kafka", "pyspark", "exactlyonce.engines.local.run"} & set(done.stdout.split())
@@ -143,7 +141,6 @@ def test_traceback_on_demand(command: Command) -> None:
 
 
 def test_defect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What nobody foresaw shows its traceback, says that it is a defect, and ends with code 70."""
     monkeypatch.setattr(explain, "explain", lambda args: {"something": 0}["nothing"])
     assert main(["explain", "m:p"]) == 70
     first, *_, last = capsys.readouterr().err.splitlines()
@@ -203,7 +200,6 @@ def test_output_that_nobody_takes(command: Command) -> None:
 )
 @pytest.mark.parametrize("debug", ["0", "1"])
 def test_secrets_stay_secret(command: Command, arguments: tuple[str, ...], debug: str) -> None:
-    """No message repeats a secret, whether the command line is wrong or the user's own code shows it."""
     (command.folder / "m.py").write_text('import os\nraise RuntimeError("no entry with " + os.environ["KEY"])\n')
     ended = command(*arguments, KEY=CANARY, EXACTLYONCE_DEBUG=debug)
     assert ended.code == 2

@@ -10,7 +10,7 @@ import pytest
 
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.engines.blocks import Storages, references
-from tests.cli.conftest import Orders, by_customer
+from tests.cli.conftest import Orders, by_customer, files
 
 pytestmark = [pytest.mark.broker, pytest.mark.exhaustive]
 
@@ -19,34 +19,24 @@ TOPIC = "topic"
 
 @pytest.fixture
 def roots(tmp_path: Path) -> tuple[Path, Path]:
-    """Two folders that blocks are kept in."""
     found = tmp_path / "blocks", tmp_path / "others"
     for each in found:
         each.mkdir()
     return found
 
 
-def files(root: Path) -> list[Path]:
-    """All that lie there."""
-    return [each for each in root.rglob("*") if each.is_file()]
-
-
 def in_storage(storage: str, savepoint: int | None = None) -> tuple[str, ...]:
-    """The options of a run that keeps its blocks in *storage*, and goes there from *savepoint*."""
     begin = () if savepoint is None else ("--from-savepoint", str(savepoint))
     return (*begin, "--num-retained", "1", "--checkpoint-storage", storage)
 
 
 def lies_in(orders: Orders, storage: str) -> int:
-    """How many blocks lie there, whatever needs them."""
     topic = find_topic(orders.config.confluent(), orders.name)
     with closing(Storages(orders.config, topic)) as storages:
         return len(storages.of("" if storage == TOPIC else storage).since((0,) * topic.partitions).blocks)
 
 
 def assert_whole(orders: Orders, storage: str, count: int, *savepoints: int) -> None:
-    """Every order counts once; what the newest checkpoint stands on lies in *storage*; nothing lies anywhere that no
-    checkpoint stands on; the savepoints are whole."""
     assert orders.states() == by_customer(count // 7)
     assert len(orders.totals()) == count
     newest = orders.newest()
@@ -62,8 +52,6 @@ def assert_whole(orders: Orders, storage: str, count: int, *savepoints: int) -> 
 
 @pytest.mark.slow
 def test_there_and_back(orders: Orders, roots: tuple[Path, Path]) -> None:
-    """From the topic to a folder, to another folder and back: without a savepoint it is refused with the very command;
-    what was left goes as it expires, and a savepoint stays whole where it is until it is deleted."""
     places = [TOPIC, *(f"file://{root}" for root in roots), TOPIC]
     count = 700
     for old, new in itertools.pairwise(places):
@@ -95,7 +83,6 @@ PLACES = [
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("way", ["into the topic", "out of the topic", "from folder to folder"])
 def test_a_kill_while_it_moves(way: str, place: str, orders: Orders, roots: tuple[Path, Path]) -> None:
-    """Wherever it dies, the same command goes on, and nothing is left that no checkpoint stands on."""
     first, second = (f"file://{root}" for root in roots)
     old, new = {"into the topic": (first, TOPIC), "out of the topic": (TOPIC, first)}.get(way, (first, second))
     number = orders.ended_by_savepoint("--checkpoint-storage", old)

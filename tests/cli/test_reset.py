@@ -41,7 +41,6 @@ def history(kind: str, *, heartbeat_ms: int, finalized: bool = True, ended: bool
 
 
 def test_signs_of_life() -> None:
-    """A fresh heartbeat is one, unless the pipeline ended cleanly or has no checkpoint; so is an unreadable topic."""
     fresh, stale = NOW_MS - SILENCE_MS + 1, NOW_MS - SILENCE_MS
     sign = traces(history("checkpoint", heartbeat_ms=fresh)).sign_of_life(NOW_MS)
     assert sign == "process 4212 on box ran it 30.0 s ago"
@@ -57,7 +56,6 @@ def test_signs_of_life() -> None:
 
 
 def test_what_goes() -> None:
-    """Open transactions are counted, and output that may not be visible yet is pointed out."""
     listed = (ListedTransaction("eo:p:out:0:1.0:0", 1, "Ongoing"), ListedTransaction("eo:p:out:0:1.0:1", 2, "Empty"))
     going = dict(Traces("p", "p.checkpoints", history("final", heartbeat_ms=0, finalized=False), "", listed).going())
     assert going["checkpoints"] == "1, and all state: topic p.checkpoints"
@@ -68,7 +66,6 @@ def test_what_goes() -> None:
 
 
 def group_offsets(orders: Orders, topic: str) -> list[int]:
-    """The offsets of the pipeline's group in a topic, by partition; below 0 where there is none."""
     wanted = ConsumerGroupTopicPartitions(orders.name, [TopicPartition(topic, partition) for partition in range(2)])
     admin = orders.kafka.admin()
     answer = admin.list_consumer_group_offsets([wanted])[orders.name].result(LIMIT_S)
@@ -76,7 +73,6 @@ def group_offsets(orders: Orders, topic: str) -> list[int]:
 
 
 def topics(orders: Orders) -> set[str]:
-    """Those of this test, without the common prefix."""
     found = orders.kafka.admin().list_topics(timeout=LIMIT_S).topics
     return {name.removeprefix(orders.name) for name in found if name.startswith(orders.name)}
 
@@ -92,8 +88,6 @@ def last_checkpoint(ended: Ended) -> dict[str, object]:
 
 @pytest.mark.broker
 def test_reset(orders: Orders) -> None:
-    """Checkpoints, ids and group offsets go, topics stay, and the next run computes everything anew. A pipeline that
-    has left nothing is an error: its name may be misspelt."""
     orders.command.refused(f"{orders.name} has no checkpoints", "reset", orders.name, "--yes")
     orders.ran()
     other, admin = f"{orders.name}-totals", orders.kafka.admin()
@@ -124,16 +118,12 @@ def test_the_topic_that_is_made_anew(orders: Orders) -> None:
 
 
 class Typed(io.StringIO):
-    """A terminal, and what is typed there."""
-
     def isatty(self) -> bool:
         return True
 
 
 @pytest.mark.broker
 def test_consent(orders: Orders) -> None:
-    """Without --yes it asks in a terminal, where only a yes is one; without a terminal, nothing happens, and what would
-    go is shown all the same."""
     orders.ran()
     assert "This stays:\n" in orders.command.refused("Add --yes", "reset", orders.name).out
     for answer, code in (("no\n", 1), ("", 1), ("yes\n", 0)):
@@ -173,11 +163,8 @@ def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.broker
 def test_refuses_while_it_runs(orders: Orders) -> None:
-    """A pipeline that ran a moment ago is left alone, host and process are named; --force is for when it is dead."""
     orders.killed_at("coordinator-finalized")
-    newest = orders.history().newest_incarnation
-    assert newest is not None
-    may = f"may be running: process {newest.process} on {socket.gethostname()} ran it"
+    may = f"may be running: process {orders.incarnation().process} on {socket.gethostname()} ran it"
     orders.command.refused(may, "reset", orders.name, "--yes")
     assert ".checkpoints" in topics(orders)
     orders.command.done("reset", orders.name, "--yes", "--force")
@@ -187,7 +174,6 @@ def test_refuses_while_it_runs(orders: Orders) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.broker
 def test_open_transactions_are_aborted(orders: Orders) -> None:
-    """What a killed incarnation left open is aborted, also when the topic was deleted; ids of others are left."""
     orders.ran()
     lasting = {"transaction.timeout.ms": LIMIT_S * 1000}
     ours, others = f"eo:{orders.name}:out:0:7.0:0", f"eo:{orders.name}:somebody-elses"
@@ -215,7 +201,6 @@ def test_open_transactions_are_aborted(orders: Orders) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.broker
 def test_damaged_topic(orders: Orders) -> None:
-    """Checkpoints that cannot be read stop everything but a reset with --force."""
     orders.ran()
     orders.kafka.configure_topic(f"{orders.name}.checkpoints", cleanup_policy="delete")
     orders.kafka.delete_records(f"{orders.name}.checkpoints", {0: -1})

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.broker
 
 
 def exported(orders: Orders, tmp_path: Path) -> str:
-    """Run on three workers to the end of what is there, and export the newest checkpoint; the pipeline is reset."""
     orders.ran("--parallelism", "3")
     url = orders.exported(tmp_path / "backups")
     orders.reset()
@@ -39,7 +38,6 @@ def exported(orders: Orders, tmp_path: Path) -> str:
 
 
 def leader_of(orders: Orders, **options: Any) -> PipelineLeader:
-    """A coordinator in this process."""
     loaded = load("orders:pipeline")
     given = options_from({"bootstrap_servers": orders.kafka.bootstrap_servers, **options})
     physical = plan(loaded.pipeline.build(), 1)
@@ -103,7 +101,6 @@ def test_a_kill_before_the_restored_state_is_decided(
 def test_a_restore_that_lasts_shows_that_it_goes_on(
     orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With heartbeats, so that nobody takes it for dead."""
     url = exported(orders, tmp_path)
     beats, heartbeat, write = list[DecisionLog](), DecisionLog.heartbeat, Restoring.write
 
@@ -151,9 +148,8 @@ def test_a_savepoint_of_the_topic(orders: Orders) -> None:
 
 
 def has_recovered(orders: Orders) -> bool:
-    """Whether the run has begun and fenced what was before, which its log says."""
-    newest = orders.history().newest_incarnation
-    return newest is not None and not newest.ended and newest.fenced_below == newest.incarnation
+    newest = orders.incarnation()
+    return not newest.ended and newest.fenced_below == newest.incarnation
 
 
 def test_a_run_that_goes_on(orders: Orders) -> None:
@@ -199,16 +195,13 @@ def test_a_checkpoint_that_is_taken_right_before_the_fence(
                 leading.recover()
     assert orders.newest().checkpoint > number + rewind
     if not rewind:
-        newest = orders.history().newest_incarnation
-        assert newest is not None
-        assert newest.ended
+        assert orders.incarnation().ended
         orders.ran()
         assert len(orders.totals()) == 707
 
 
 @pytest.mark.exhaustive
 def test_operators_that_changed(orders: Orders, tmp_path: Path) -> None:
-    """One that is gone is refused by name, and mapped or dropped as asked; one that is new begins empty."""
     savepoint = ("--from-savepoint", exported(orders, tmp_path))
     orders.change(('stateful_map("totals", add)', 'stateful_map("sums", add)'))
     orders.run_refused("state of 'totals', and the pipeline no such operator", *savepoint)
@@ -225,8 +218,6 @@ def test_operators_that_changed(orders: Orders, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_state_types_that_changed(orders: Orders, tmp_path: Path) -> None:
-    """What does not fit is refused by operator and field before anything begins; a migration makes it fit, all of it
-    with the first checkpoint: without the migration the run goes on."""
     savepoint = ("--from-savepoint", exported(orders, tmp_path))
     orders.change(
         ("def add(total: int | None, order: Order) -> tuple[int, int]:",
@@ -349,7 +340,6 @@ DAMAGE = {"a bit": "totals-0.avro", "cut off": "totals-0.avro", "missing": "tota
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_export(orders: Orders, tmp_path: Path, damage: str) -> None:
-    """Verifying names the file, and nothing is restored from it."""
     orders.ran()
     url, verify = orders.exported(tmp_path / "backups"), ("savepoints", "verify", orders.name)
     assert "is whole" in orders.command.done(*verify, url).out

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -27,7 +28,6 @@ EXPORTED = [*OF_THE_TOPIC, "--to", "file:///backups"]
 
 
 def history(*, finalized: int) -> History:
-    """Checkpoints 0 and 1, of which those up to *finalized* are."""
     found = History("totals")
     for number in (0, 1):
         found.manifests[number] = manifest(pipeline="totals", checkpoint=number, kind="initial")
@@ -47,7 +47,6 @@ def test_only_what_is_finalized_is_exported() -> None:
 
 @pytest.mark.parametrize("line", [OF_THE_TOPIC, [*EXPORTED, "--stop"], [*OF_THE_TOPIC, "--stop"]], ids=" ".join)
 def test_nobody_takes_one(line: list[str]) -> None:
-    """One that is to be kept, or to end a run, is refused with what the next run goes on from."""
     with pytest.raises(ConfigError, match=r"totals does not run.* goes on from checkpoint 1\."):
         _newest(history(finalized=1), parser().parse_args(line))
 
@@ -65,7 +64,7 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
             (asking, "living_run"): lambda history: object(),
             (asking, "savepoint"): lambda *args, **options: taken,
             (asking, "delete"): delete or Mock(),
-            (savepoint, "client"): lambda args: _Client(),
+            (savepoint, "client"): lambda args: SimpleNamespace(confluent=dict),
             (savepoint, "_contents"): lambda config, manifest: nullcontext(),
         }
         for (module, name), answer in answers.items():
@@ -132,7 +131,7 @@ def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a savepoint would be taken, and stay, at each try; a place that takes one is left as it was."""
-    monkeypatch.setattr(savepoint, "client", lambda args: _Client())
+    monkeypatch.setattr(savepoint, "client", lambda args: SimpleNamespace(confluent=dict))
     reached = RuntimeError("the run is looked for")
     monkeypatch.setattr("exactlyonce.checkpoint.store.log_reader.read_history", Mock(side_effect=reached))
     with pytest.raises(ConfigError, match="make the folder, or mount it"):
@@ -142,15 +141,7 @@ def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     assert not any(tmp_path.iterdir())
 
 
-class _Client:
-    """The settings of a client, of which nothing is asked."""
-
-    def confluent(self) -> dict[str, Any]:
-        return {}
-
-
 def listed(number: int, partitions: int) -> Manifest:
-    """A savepoint of a pipeline with two sources."""
     offsets = [SourceOffset("orders", "shop.orders.v2", "id", each, 184_467_440 + each) for each in range(partitions)]
     offsets.append(SourceOffset("rates", "exchange-rates", "id", 0, 5))
     operators = tuple(OperatorSnapshot(each, 1, 3 << 29, ()) for each in ("totals", "names"))
@@ -160,7 +151,6 @@ def listed(number: int, partitions: int) -> Manifest:
 
 
 def test_the_list_fits() -> None:
-    """Into 100 columns, with Sn of every partition below its savepoint; and says which are decided only."""
     some = [listed(98_417, 12), listed(98_502, 12)]
     header, *lines = as_text(some, {98_417}, 100)
     assert header == "   id  state      completed            state size"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.broker
 
 
 def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
-    """It never expires while the run goes on, and goes when the run is asked to delete it; a stop ends the run."""
     command = orders.command
     with orders.running("--num-retained", "1") as run:
         first, later = orders.taken(), orders.taken()
@@ -103,12 +103,9 @@ def test_two_who_ask_for_the_end(orders: Orders) -> None:
 
 @pytest.mark.exhaustive
 def test_a_request_whose_asker_is_gone(orders: Orders) -> None:
-    """It is in nobody's way for longer than the run takes to see it, though nobody takes it away."""
     with orders.running() as run:
-        living = orders.history().newest_incarnation
-        assert living is not None
         mailbox = Mailbox(orders.config.confluent(), orders.name)
-        mailbox.ask(Asked(id="left-behind", incarnation=living.incarnation, action=SAVEPOINT))
+        mailbox.ask(Asked(id="left-behind", incarnation=orders.incarnation().incarnation, action=SAVEPOINT))
         mailbox.close()
         orders.taken()
         orders.taken("--stop")
@@ -119,7 +116,6 @@ PUT = LocalFolder.put
 
 
 def full(folder: LocalFolder, name: str, content: bytes, aside: str) -> None:
-    """Write it, and find the disk full."""
     PUT(folder, name, content, aside)
     raise StorageUnavailable(f"{folder.url} is full: make room there.")
 
@@ -216,18 +212,20 @@ def test_a_run_that_ends_without_it(orders: Orders) -> None:
 def test_a_coordinator_that_is_killed_meanwhile(orders: Orders, tmp_path: Path, place: str) -> None:
     """Whoever asked waits on: what was decided is finished by the next run, and what was not is taken by it."""
     options = ("run", "orders:pipeline", "--checkpoint-interval", "10m", "--parallelism", "2")
-    with orders.command.start(*options, **armed(tmp_path, place, "stop")) as killed:
+    with orders.command.start(*options, **armed(tmp_path, place, "stop")) as killed, ThreadPoolExecutor(1) as asker:
         wait_until(orders.lives, lambda: killed.poll() is None)
-        asking_ = orders.command.start("savepoint", orders.name, "--stop", "--json", "--timeout", "10m")
+        living = asking.living_run(orders.history())
+        assert living is not None
+        # Asked in this process, where a silent run does not count as dead.
+        asked = asker.submit(asking.savepoint, orders.config, orders.name, living, LIMIT_S * 1000, stop=True)
         wait_until(lambda: (tmp_path / "fired" / place).exists(), lambda: killed.poll() is None)
         killed.kill()
         killed.communicate(timeout=LIMIT_S)
-    with orders.command.start(*options) as again:
-        out, err = asking_.communicate(timeout=LIMIT_S)
-        assert asking_.returncode == 0, err
-        again.communicate(timeout=LIMIT_S)
+        with orders.command.start(*options) as again:
+            taken = asked.result(LIMIT_S).checkpoint
+            again.communicate(timeout=LIMIT_S)
     (savepoint,) = (each for each in orders.history().retained if each.is_savepoint)
-    assert savepoint.checkpoint == json.loads(out)["checkpoint"]
+    assert savepoint.checkpoint == taken
     assert savepoint.incarnation == (1 if place == "coordinator-decided" else 2)
     orders.ran()
     assert len(orders.totals()) == 700

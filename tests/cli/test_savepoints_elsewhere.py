@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
 
 @pytest.fixture(params=["s3", "hdfs"])
 def base(request: Any, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A URL in a server of that kind."""
     from hdfs_server import HdfsServer
     from s3_server import S3Server
 
@@ -33,8 +32,6 @@ def base(request: Any, tmp_path_factory: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_exported_verified_restored_and_deleted(orders: Orders, base: str) -> None:
-    """Of a run that goes on, whose blocks lie there too: every file is read and compared; a pipeline begins from it, in
-    the topic, and moves back at a savepoint; deleted, it is no savepoint any more, and what lies beside it stays."""
     command = orders.command
     with orders.running("--checkpoint-storage", f"{base}/blocks", "--parallelism", "2") as run:
         url = command.done("savepoint", orders.name, "--to", f"{base}/savepoints", "--json").json["url"]

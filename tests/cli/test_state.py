@@ -57,7 +57,6 @@ def test_type_text() -> None:
 
 
 def test_dicts_by_tuples() -> None:
-    """A state whose keys JSON has no name for is shown whole, in a table and as a line: each key as its own JSON."""
     schema = describe(dict[tuple[str, int], list[int]])
     entry = KeptEntry(3, canonical_key("shop"), msgspec.msgpack.encode({("ann", 1): [4], ("bob", 2): []}), 1)
     head = IndexHead("totals", 41, 128, schema)
@@ -80,7 +79,6 @@ def test_states_of_an_older_version() -> None:
 
 
 def test_states_by_an_avro_schema() -> None:
-    """They are shown by the names of the schema, which is told in a few words."""
     schema = {"type": "record", "name": "Total", "fields": [{"name": "sum", "type": "long"}]}
     codec = AvroCodec(dict[str, int], schema)
     head = IndexHead("totals", 41, 128, StateType("totals", codec).schema)
@@ -122,7 +120,6 @@ def test_after_a_run(orders: Orders) -> None:
 
 
 def test_a_key_that_nobody_has() -> None:
-    """What is no value of JSON is a word, however many brackets it has; what is no UTF-8 is an error that says so."""
     assert len(keys_meant("[" * 3000)) == len(keys_meant("[" * 3000 + "]" * 3000)) == 1
     with pytest.raises(ConfigError, match="The key is no UTF-8"):
         keys_meant("\udcff")

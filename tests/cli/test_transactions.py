@@ -31,25 +31,16 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def orders(orders: Orders) -> Orders:
-    """Its output has two partitions."""
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
     return orders
 
 
-def await_readers(orders: Orders) -> None:
-    """Wait until no transaction is open: an end is answered before its markers are in all partitions."""
-    wait_until(lambda: not orders.holds_readers())
-
-
 def shown(orders: Orders, action: str, *arguments: str) -> Any:
-    """What `transactions ACTION` shows as data."""
     return orders.command.done("transactions", action, orders.name, *arguments, "--json").json
 
 
 @pytest.mark.exhaustive
 def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> None:
-    """What a dead run had not decided is listed, aborted once --take-over allows it, and computed again by the next;
-    what it had decided is left, and made visible by the next."""
     orders.killed_at("coordinator-checked")
     listed = shown(orders, "list")
     assert [(each["state"], each["decided_in"]) for each in listed] == [("Ongoing", None)]
@@ -59,7 +50,7 @@ def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> Non
     done = orders.command.done("transactions", "abort", orders.name, "--take-over")
     assert done.out.splitlines()[-1] == "1 transaction aborted."
     assert listed[0]["transactional_id"] in done.out
-    await_readers(orders)
+    wait_until(lambda: not orders.holds_readers())
     assert "no open transactions" in orders.command("transactions", "list", orders.name).out
     orders.killed_at("coordinator-decided")
     found = shown(orders, "abort", "--take-over")
@@ -67,7 +58,6 @@ def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> Non
     assert orders.holds_readers()
     orders.ran()
     assert len(orders.totals()) == 700
-    await_readers(orders)
 
 
 def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,13 +79,10 @@ def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytes
     assert orders.holds_readers()
     ended = aborting.abort_undecided(orders.config, find(orders.config, orders.name))
     assert (len(ended.aborted), ended.left) == (1, [])
-    await_readers(orders)
+    wait_until(lambda: not orders.holds_readers())
 
 
 def test_what_is_decided_is_shown_in_full_and_committed(orders: Orders) -> None:
-    """It is shown with its records by partition and the checkpoint that decided it; an abort of it is refused, and so
-    is a commit of what nobody decided; a commit makes it visible once --take-over allows it, finalizes the checkpoint,
-    and leaves nothing for the next one; the next run goes on behind it."""
     command = orders.command
     for action in ("list", "abort", "commit"):
         command.refused(orders.name, "transactions", action, orders.name)  # it has not run yet
@@ -165,8 +152,6 @@ def test_a_run_that_finalizes_while_a_commit_is_under_way(orders: Orders, monkey
 
 @pytest.mark.exhaustive
 def test_one_of_those_that_nobody_decided(orders: Orders) -> None:
-    """It is shown with what the brokers have of it, is refused to a commit, and is aborted by its name, while another
-    stays open."""
     orders.killed_at("coordinator-checked")
     (listed,) = shown(orders, "list")
     name = listed["name"]
@@ -195,7 +180,6 @@ def open_transaction(orders: Orders, name: str) -> str:
 
 @pytest.mark.exhaustive
 def test_a_coordinator_that_wakes_up_behind_a_commit(orders: Orders) -> None:
-    """One that stood still when its decision was taken over is fenced, and ends; nothing of it comes twice."""
     sleeper = orders.stopped_at("coordinator-decided", "--restart", "none")
     orders.command.done("transactions", "commit", orders.name, "--take-over")
     assert len(orders.totals()) == 700
@@ -209,8 +193,6 @@ def test_a_coordinator_that_wakes_up_behind_a_commit(orders: Orders) -> None:
 
 @pytest.mark.exhaustive
 def test_what_the_broker_has_aborted_meanwhile(orders: Orders) -> None:
-    """A decided transaction that was aborted, as the broker does when its time is over, is shown so; a commit copies
-    its records, and finalizes."""
     orders.killed_at("coordinator-decided")
     (listed,) = shown(orders, "list")
     with closing(Transactions(orders.config)) as transactions:

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.docker
 
 
 def test_the_container_serves_transactions(container_kafka: KafkaCluster, topic_name: str) -> None:
-    """A transaction committed in the container is read back whole, and an aborted one not at all."""
     topic = container_kafka.create_topic(topic_name, partitions=2)
     producer = Producer({"bootstrap.servers": container_kafka.bootstrap_servers, "transactional.id": topic_name})
     producer.init_transactions(LIMIT_S)
@@ -32,6 +31,5 @@ def test_the_container_serves_transactions(container_kafka: KafkaCluster, topic_
 
 
 def test_a_missing_image_is_an_error_that_says_how_to_make_it() -> None:
-    """Asking for an image that is not there names the command that makes it."""
     with pytest.raises(BrokerUnavailable, match="make image"), kafka_container("exactlyonce-kafka:absent"):
         pass

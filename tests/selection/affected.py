@@ -1,7 +1,8 @@
 """The test files that a change may break, nearest first.
 
 The distance of a file is the number of imports on the shortest way from it to a changed file. A test also depends on
-each `conftest.py` above it. A text such as "exactlyonce.cli.main" counts as an import: commands start by that name.
+each `conftest.py` above it, and on the pytest plugin of `pyproject.toml`. Texts by which commands start, or pages are
+read, count as imports: "exactlyonce.cli.main", "pipelines:totals", "job.py", "docs/settings.md".
 
     python tests/selection/affected.py            # distance and file, for what changed since the last merge to main
     python tests/selection/affected.py v1.0       # since a tag or a commit
@@ -19,7 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-HOURS_OF_A_CHANGE = 4
+PROJECT = Path("pyproject.toml")
+IN_MANY_FOLDERS = {"__init__.py", "conftest.py", "README.md"}
+"""File names that alone name no file."""
 
 
 def git(*arguments: str, root: Path = ROOT) -> str:
@@ -28,17 +31,16 @@ def git(*arguments: str, root: Path = ROOT) -> str:
 
 
 def base_of_the_change(root: Path = ROOT) -> str:
-    """The commit before the change: CI_BASE if it is set, else the first parent of a merge at HEAD.
+    """The commit before the change: CI_BASE if it is set, else what a merge at HEAD was merged into.
 
-    Without a merge it is the last commit that is four hours older than HEAD, else the first of all.
+    Where HEAD is no merge it is the last one before it, else the first commit of all.
     """
     if os.environ.get("CI_BASE"):
         return os.environ["CI_BASE"]
     if len(git("rev-list", "--parents", "-1", "HEAD", root=root).split()) > 2:
         return "HEAD^1"
-    head_s = int(git("log", "-1", "--format=%ct", root=root))
-    older = git("rev-list", "-1", f"--before={head_s - HOURS_OF_A_CHANGE * 3600}", "HEAD", root=root)
-    return older or git("rev-list", "--max-parents=0", "HEAD", root=root).splitlines()[-1]
+    merge = git("rev-list", "--first-parent", "--merges", "-1", "HEAD", root=root)
+    return merge or git("rev-list", "--max-parents=0", "HEAD", root=root).splitlines()[-1]
 
 
 def changed_files(base: str, root: Path = ROOT) -> set[Path]:
@@ -49,11 +51,11 @@ def changed_files(base: str, root: Path = ROOT) -> set[Path]:
 
 
 def distances(texts: Mapping[Path, str], changed: Iterable[Path]) -> dict[Path, int]:
-    """By file, the distance to the nearest changed one. *texts* has each file's source by its path from the root."""
-    importers: dict[Path, set[Path]] = defaultdict(set)
-    for path, imported in _edges(texts):
-        importers[imported].add(path)
+    """By file, the distance to the nearest changed one. *texts* has each module's source by its path from the root."""
     found = dict.fromkeys(changed, 0)
+    importers: dict[Path, set[Path]] = defaultdict(set)
+    for path, imported in _edges(texts, found):
+        importers[imported].add(path)
     waiting = deque(found)
     while waiting:
         path = waiting.popleft()
@@ -65,27 +67,33 @@ def distances(texts: Mapping[Path, str], changed: Iterable[Path]) -> dict[Path, 
 
 def affected_tests(base: str, root: Path = ROOT) -> dict[str, int]:
     """By test file, the distance to what changed since *base*, nearest first."""
-    names = git("ls-files", "--cached", "--others", "--exclude-standard", "*.py", root=root).splitlines()
+    names = git("ls-files", "--cached", "--others", "--exclude-standard", "*.py", str(PROJECT), root=root).splitlines()
     texts = {Path(name): (root / name).read_text() for name in names if (root / name).is_file()}
     found = distances(texts, changed_files(base, root))
     tests = {path.as_posix(): distance for path, distance in found.items() if path.name.startswith("test_")}
     return dict(sorted(tests.items(), key=lambda each: (each[1], each[0])))
 
 
-def _edges(texts: Mapping[Path, str]) -> Iterator[tuple[Path, Path]]:
-    """Each file with each file that it imports, or that is a conftest above it."""
+def _edges(texts: Mapping[Path, str], changed: Iterable[Path]) -> Iterator[tuple[Path, Path]]:
+    """Each file with each file that it imports, or names, or that pytest reads for it."""
     modules = {_module(path): path for path in texts}
     by_stem: dict[str, set[Path]] = defaultdict(set)
     for path in texts:
         if Path(path.parts[0], "__init__.py") not in texts:  # outside of packages a module is imported by its own name
             by_stem[path.stem].add(path)
+    by_name: dict[str, set[Path]] = defaultdict(set)
+    for path in {*texts, *changed}:
+        if path.name not in IN_MANY_FOLDERS:
+            by_name[path.name].add(path)
     for path, text in texts.items():
-        for name in _imported(text):
+        imported, words = _plugins(text) if path == PROJECT else _imported(text)
+        targets = {file for word in words for file in by_name[Path(word).name] if file.match(word)}
+        for name in imported:
             target = modules.get(name) or modules.get(name.rpartition(".")[0])
-            yield from ((path, file) for file in ({target} if target else by_stem[name.split(".")[0]]) if file != path)
+            targets |= {target} if target else by_stem[name.split(".")[0]]
         if path.parts[0] == "tests":
-            above = (folder / "conftest.py" for folder in path.parents)
-            yield from ((path, conftest) for conftest in above if conftest in texts and conftest != path)
+            targets |= {PROJECT, *(folder / "conftest.py" for folder in path.parents)}
+        yield from ((path, target) for target in targets - {path})
 
 
 def _module(path: Path) -> str:
@@ -95,14 +103,25 @@ def _module(path: Path) -> str:
     return ".".join(("exactlyonce", *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
-def _imported(text: str) -> set[str]:
-    names = set(re.findall(r"\bexactlyonce(?:\.\w+)+", text))
+def _imported(text: str) -> tuple[set[str], set[str]]:
+    """The names of modules, or of what is in them; and the words that may be a file's path, or its end."""
+    names, words = set(re.findall(r"\bexactlyonce(?:\.\w+)+", text)), set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return names
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if module := re.fullmatch(r"(\w+):\w*|(\w+_\w+)", node.value):
+                names.add(module[1] or module[2])
+            elif re.fullmatch(r"[\w./-]+\.\w+", node.value):
+                words.add(node.value)
+    return names, words
+
+
+def _plugins(project: str) -> tuple[set[str], set[str]]:
+    """The modules that pytest loads for every test."""
+    return set(re.findall(r'^\[project\.entry-points\.pytest11\]\n\w+ = "([\w.]+)"', project, re.MULTILINE)), set()
 
 
 if __name__ == "__main__":

@@ -35,33 +35,38 @@ def one_run(number: int, arguments: list[str], folder: Path) -> Path | None:
     return None
 
 
+def failed_tests(output: str) -> set[str]:
+    """The tests that pytest's closing lines name; one may have failed, and its fixtures' end as well."""
+    summary = output.rpartition("= short test summary info =")[2]
+    return set(re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", summary, re.MULTILINE))
+
+
 def _last_line(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1].strip("= ") if lines else "no output"
 
 
 def main(arguments: list[str]) -> int:
-    own, _, passed_on = " ".join(arguments).partition(" -- ")
+    end = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], prog="flaky.py")
     parser.add_argument("tests", nargs="*", help="files or tests, as pytest takes them; all where there are none")
     parser.add_argument("--times", type=int, default=20, help="how many runs")
     parser.add_argument("--jobs", type=int, default=2, help="how many runs at a time")
     parser.add_argument("--load", type=int, default=4, help="how many busy processes beside them")
-    options = parser.parse_args(own.split())
+    options = parser.parse_args(arguments[:end])
     folder = Path(tempfile.mkdtemp(prefix="flaky-"))
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(options.load)]
+    executor = ThreadPoolExecutor(options.jobs)
     try:
-        with ThreadPoolExecutor(options.jobs) as executor:
-            tests = [*options.tests, *passed_on.split()]
-            runs = [executor.submit(one_run, number, tests, folder) for number in range(1, options.times + 1)]
-            failed = [log for run in as_completed(runs) if (log := run.result())]
+        tests = [*options.tests, *arguments[end + 1 :]]
+        runs = [executor.submit(one_run, number, tests, folder) for number in range(1, options.times + 1)]
+        failed = [log for run in as_completed(runs) if (log := run.result())]
     finally:
+        executor.shutdown(cancel_futures=True)  # Ctrl-C ends the runs that have begun, and no other begins
         for process in busy:
             process.kill()
             process.wait()
-    tests_failed: Counter[str] = Counter()
-    for log in failed:
-        tests_failed.update(re.findall(r"^(?:FAILED|ERROR) (\S+)", log.read_text(errors="replace"), re.MULTILINE))
+    tests_failed = Counter(test for log in failed for test in failed_tests(log.read_text(errors="replace")))
     for test, count in tests_failed.most_common():
         print(f"{count} of {options.times} runs: {test}")
     print(f"{len(failed)} of {options.times} runs failed" + (f"; their output is in {folder}" if failed else ""))

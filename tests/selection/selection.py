@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from functools import cache
 from hashlib import sha256
+from math import inf
 from pathlib import Path
 from typing import Any, TypedDict
 from zlib import crc32
@@ -60,7 +61,10 @@ class Chosen(TypedDict):
     distances: dict[str, int] | None
     """By test file, the imports between it and what changed; None without `--changed`."""
     turn: int
-    passed_file: str
+    late_s: float
+    """When no test of the change is started any more, by the monotonic clock of the machine."""
+    passed: list[str]
+    """What passed before on the same files, with `--resume`. All worker processes leave out the same."""
 
 
 class Selection:
@@ -70,26 +74,29 @@ class Selection:
         self.left_out: Counter[str] = Counter()
         self._config = config
         self._root = config.rootpath
-        self._began_s = time.monotonic()
-        self._minutes: float | None = config.getoption("--minutes")
         self._is_worker = hasattr(config, "workerinput")
+        self._passed_file: Path | None = None
         self._chosen: Chosen = config.workerinput["chosen"] if hasattr(config, "workerinput") else self._choose()
         self._distances = self._chosen["distances"]
-        self._passed_file = Path(self._chosen["passed_file"]) if self._chosen["passed_file"] else None
-        self._passed = set(self._passed_file.read_text().splitlines()) if self._passed_file else set()
+        self._passed = set(self._chosen["passed"])
         self._calls: set[str] = set()
 
     def _git(self, *arguments: str) -> str:
         return git(*arguments, root=self._root)
 
     def _choose(self) -> Chosen:
-        base = self._config.getoption("--changed")
-        distances, turn = None, 0
+        base, minutes = self._config.getoption("--changed"), self._config.getoption("--minutes")
+        distances, turn, passed = None, 0, list[str]()
         if base is not None:
+            if self._git("rev-parse", "--is-shallow-repository") == "true":
+                raise pytest.UsageError("--changed asks the whole history what changed: git fetch --unshallow")
             distances = affected_tests(base or base_of_the_change(self._root), self._root)
-            turn = int(self._git("rev-list", "--count", "--first-parent", "HEAD")) % SHARES
-        passed_file = self._find_passed_file() if self._config.getoption("--resume") else ""
-        return {"distances": distances, "turn": turn, "passed_file": passed_file}
+            turn = int(self._git("rev-list", "--count", "--first-parent", "--merges", "HEAD")) % SHARES
+        if self._config.getoption("--resume"):
+            self._passed_file = self._find_passed_file()
+            passed = self._passed_file.read_text().splitlines()
+        late_s = inf if minutes is None else time.monotonic() + minutes * 60
+        return {"distances": distances, "turn": turn, "late_s": late_s, "passed": passed}
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         config.stash[COLLECTED] = list(items)
@@ -157,8 +164,7 @@ class Selection:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        is_late = self._minutes is not None and time.monotonic() > self._began_s + self._minutes * 60
-        if is_late and not self._in_share(item.nodeid):
+        if time.monotonic() > self._chosen["late_s"] and not self._in_share(item.nodeid):
             pytest.skip(LATE)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -166,13 +172,13 @@ class Selection:
             return
         if report.skipped and LATE in str(report.longrepr):
             self.left_out["late"] += 1
-        elif report.when == "call" and not report.failed:
+        elif report.when == "call" and report.passed:
             self._calls.add(report.nodeid)
         elif report.when == "teardown" and report.passed and report.nodeid in self._calls and self._passed_file:
             with self._passed_file.open("a") as file:
                 file.write(report.nodeid + "\n")
 
-    def _find_passed_file(self) -> str:
+    def _find_passed_file(self) -> Path:
         """The list of tests that passed on these very files."""
         digest = sha256()
         for name in sorted(self._git("ls-files", "--cached", "--others", "--exclude-standard").splitlines()):
@@ -181,7 +187,7 @@ class Selection:
         file = self._root / ".pytest_cache" / "passed" / digest.hexdigest()[:16]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
-        return str(file)
+        return file
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

@@ -21,7 +21,14 @@ TEXTS = {
     "tests/test_stream.py": "import exactlyonce.pipeline.stream",
     "tests/test_whole.py": "import exactlyonce",
     "tests/test_rest.py": "import json",
+    "pyproject.toml": '[project.entry-points.pytest11]\nexactlyonce = "exactlyonce.testing.plugin"\n',
+    "testing/__init__.py": "",
+    "testing/plugin.py": "",
+    "tests/spark/rig/job.py": "",
+    "tests/spark/rig/totals.py": "",
+    "tests/spark/test_spark.py": "STARTED, READ = [HERE / 'rig' / 'job.py', 'totals:make'], 'docs/spark.md'",
 }
+ALL = ("test_main", "test_stream", "test_whole", "test_rest", "test_spark")
 
 
 @pytest.mark.parametrize(
@@ -31,9 +38,14 @@ TEXTS = {
         ("cli/main.py", {"test_main": 2}),
         ("tests/test_rest.py", {"test_rest": 0}),
         ("tests/cli/conftest.py", {"test_main": 1}),
-        ("tests/conftest.py", {"test_main": 1, "test_stream": 1, "test_whole": 1, "test_rest": 1}),
+        ("tests/conftest.py", dict.fromkeys(ALL, 1)),
+        ("pyproject.toml", dict.fromkeys(ALL, 1)),
+        ("testing/plugin.py", dict.fromkeys(ALL, 2)),
+        ("tests/spark/rig/job.py", {"test_spark": 1}),
+        ("tests/spark/rig/totals.py", {"test_spark": 1}),
+        ("docs/spark.md", {"test_spark": 1}),
+        ("docs/other.md", {}),
         ("pipeline/json.py", {}),
-        ("README.md", {}),
     ],
 )
 def test_a_file_is_as_far_as_its_imports(changed: str, expected: dict[str, int]) -> None:
@@ -42,29 +54,33 @@ def test_a_file_is_as_far_as_its_imports(changed: str, expected: dict[str, int])
 
 
 def test_the_base_is_the_last_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a merge it is what is four hours older than the last commit; CI may name another."""
+    """Before the first merge it is the first commit, and whatever there is if CI names it."""
     monkeypatch.delenv("CI_BASE", raising=False)
+    as_somebody = ("-c", "user.name=x", "-c", "user.email=x@x")
 
-    def commit(name: str, hour: int) -> str:
+    def commit(name: str) -> str:
         (tmp_path / name).write_text("import nothing\n")
         git("add", "-A", root=tmp_path)
-        monkeypatch.setenv("GIT_COMMITTER_DATE", f"2026-01-02T{hour:02}:00:00Z")
-        git("-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", name, root=tmp_path)
+        git(*as_somebody, "commit", "-qm", name, root=tmp_path)
         return git("rev-parse", "HEAD", root=tmp_path)
 
+    def base() -> str:
+        return git("rev-parse", base_of_the_change(tmp_path), root=tmp_path)
+
     git("init", "-q", "-b", "main", root=tmp_path)
-    first = commit("test_first.py", 1)
-    assert base_of_the_change(tmp_path) == first
-    commit("test_second.py", 4)
-    assert base_of_the_change(tmp_path) == first
-    last = commit("test_last.py", 10)
+    first = commit("test_first.py")
+    last = commit("test_last.py")
+    assert base() == first
     git("switch", "-qc", "work", root=tmp_path)
-    commit("test_work.py", 11)
+    commit("test_work.py")
     git("switch", "-q", "main", root=tmp_path)
-    git("-c", "user.name=x", "-c", "user.email=x@x", "merge", "-q", "--no-ff", "-m", "x", "work", root=tmp_path)
-    base = base_of_the_change(tmp_path)
-    assert git("rev-parse", base, root=tmp_path) == last
-    assert affected_tests(base, tmp_path) == {"test_work.py": 0}
+    git(*as_somebody, "merge", "-q", "--no-ff", "-m", "x", "work", root=tmp_path)
+    assert base() == last
+    assert affected_tests(last, tmp_path) == {"test_work.py": 0}
+    merge = git("rev-parse", "HEAD", root=tmp_path)
+    commit("test_more.py")
+    commit("test_most.py")
+    assert base() == merge
     monkeypatch.setenv("CI_BASE", first)
-    files = affected_tests(base_of_the_change(tmp_path), tmp_path)
-    assert files.keys() == {"test_second.py", "test_last.py", "test_work.py"}
+    assert base() == first
+    assert affected_tests(first, tmp_path).keys() == {f"test_{each}.py" for each in ("last", "work", "more", "most")}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from affected import git
+from affected import ROOT, git
 from selection import LEFT_OUT, is_on_spark
+
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytest_plugins = ["pytester"]
 
@@ -21,6 +24,7 @@ def pytest_configure(config):
     for mark in ("exhaustive", "docker"):
         config.addinivalue_line("markers", mark)
 """
+AS_SOMEBODY = ("-c", "user.name=x", "-c", "user.email=x@x")
 SUITE = """
 import pytest
 
@@ -53,7 +57,16 @@ def commit(suite: pytest.Pytester) -> None:
         git("init", "-q", root=suite.path)
         (suite.path / ".gitignore").write_text("__pycache__\n.pytest_cache\n")
     git("add", "-A", root=suite.path)
-    git("-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "x", root=suite.path)
+    git(*AS_SOMEBODY, "commit", "-qm", "x", root=suite.path)
+
+
+def merge(suite: pytest.Pytester) -> None:
+    """A merge commit that changes nothing."""
+    parents = ["HEAD"]
+    for _ in range(2):
+        arguments = [word for parent in parents for word in ("-p", parent)]
+        parents.append(git(*AS_SOMEBODY, "commit-tree", "-m", "x", "HEAD^{tree}", *arguments, root=suite.path))
+    git("update-ref", "HEAD", parents[-1], root=suite.path)
 
 
 def said(count: int, reason: str) -> str:
@@ -89,19 +102,41 @@ def test_without_an_engine_containers_are_skipped_but_not_in_ci(
 
 
 def test_a_broken_off_run_goes_on_where_it_was(suite: pytest.Pytester) -> None:
-    """What passed is run again once a file has changed, and after a run that ended well."""
+    """What passed is run again once a file has changed, and after a run that ended well; what was skipped, always."""
     suite.makepyfile(test_a="def test_a(): pass", test_b="import os\ndef test_b(): assert 'FIXED' in os.environ")
+    suite.makepyfile(test_c="import pytest\ndef test_c(): pytest.skip('not here')")
     commit(suite)
-    suite.runpytest("--resume").assert_outcomes(passed=1, failed=1)
+    suite.runpytest("--resume").assert_outcomes(passed=1, failed=1, skipped=1)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("FIXED", "1")
         suite.makepyfile(test_b="import os\ndef test_b(): assert 'FIXED' in os.environ  # another text")
-        suite.runpytest("--resume").assert_outcomes(passed=2)
-        suite.runpytest("--resume").assert_outcomes(passed=2)
-    suite.runpytest("--resume").assert_outcomes(passed=1, failed=1)
+        suite.runpytest("--resume").assert_outcomes(passed=2, skipped=1)
+        suite.runpytest("--resume").assert_outcomes(passed=2, skipped=1)
+    suite.runpytest("--resume").assert_outcomes(passed=1, failed=1, skipped=1)
     again = suite.runpytest("--resume", "-n", "2", "--dist", "loadfile")
-    again.assert_outcomes(failed=1)
+    again.assert_outcomes(failed=1, skipped=1)
     assert f"left out: {said(1, 'passed')}" in again.outlines
+
+
+DEADLY = """
+import os
+from pathlib import Path
+
+def test_first(): pass
+def test_deadly():
+    if not Path("died").exists():
+        Path("died").touch()
+        os._exit(1)
+def test_last(): pass
+"""
+
+
+def test_a_worker_process_that_replaces_another_goes_on(suite: pytest.Pytester) -> None:
+    """What has passed meanwhile is no reason to leave tests out: processes of different tests get none."""
+    suite.makepyfile(DEADLY)
+    commit(suite)
+    result = suite.runpytest_subprocess("--resume", "-n", "1", "--dist", "loadfile", timeout=LIMIT_S)
+    result.assert_outcomes(passed=3, failed=1)  # the deadly one is tried again
 
 
 CASES = """
@@ -123,7 +158,8 @@ def test_a_share_of_all_and_everything_that_changed(suite: pytest.Pytester) -> N
     for _ in range(8):
         result = suite.runpytest("--changed", "HEAD", "-v", "-k", "test_steady")
         ran += [line.split()[0] for line in result.outlines if "PASSED" in line]
-        git("-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", "x", "--allow-empty", root=suite.path)
+        merge(suite)
+        git(*AS_SOMEBODY, "commit", "-qm", "a commit in between", "--allow-empty", root=suite.path)
     assert sorted(ran) == sorted(f"test_steady.py::test_it[{n}]" for n in range(40))
 
     suite.makepyfile(changing="changed = True")
@@ -137,17 +173,47 @@ def test_a_share_of_all_and_everything_that_changed(suite: pytest.Pytester) -> N
     assert late.parseoutcomes()["passed"] < whole.parseoutcomes()["passed"]
 
 
-def test_every_sample_exists(collected_tests: list[pytest.Item]) -> None:
-    """Each case that a mark names is one of its test's cases."""
+def test_a_history_that_is_cut_off_is_refused(suite: pytest.Pytester) -> None:
+    """It has neither what changed nor the merges: the same eighth alone would run each time."""
+    suite.makepyfile("def test_it(): pass")
+    commit(suite)
+    merge(suite)
+    git("clone", "-q", "--depth", "1", suite.path.as_uri(), "cut", root=suite.path)
+    result = suite.runpytest("--changed=", "--rootdir=cut", "cut")
+    assert result.ret is pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines("*git fetch --unshallow")
+
+
+def test_every_mark_is_meant(collected_tests: list[pytest.Item]) -> None:
+    """Each case that a mark names is one of its test's, in a list; only a matrix has cases `in_all`."""
     cases: dict[str, set[str]] = {}
     named: dict[str, set[str]] = {}
     for item in collected_tests:
-        marker = item.get_closest_marker("exhaustive")
-        if marker is not None and hasattr(item, "callspec"):
-            test = item.nodeid.split("[")[0]
-            cases.setdefault(test, set()).add(item.callspec.id)
-            named[test] = {*marker.kwargs.get("but", ()), *marker.kwargs.get("in_all", ())}
+        for marker in item.iter_markers("exhaustive"):
+            test, lists = item.nodeid.split("[")[0], {**marker.kwargs}
+            is_matrix = lists.pop("matrix", False)
+            assert set(lists) <= ({"but", "in_all"} if is_matrix else {"but"}), (test, marker)
+            assert not marker.args, (test, marker)
+            assert all(isinstance(each, list) for each in lists.values()), (test, marker)
+            cases.setdefault(test, set()).add(item.callspec.id if hasattr(item, "callspec") else "")
+            named.setdefault(test, set()).update(*lists.values())
     assert {test: missing for test in cases if (missing := named[test] - cases[test])} == {}
+
+
+def test_the_matrix_is_where_make_looks_for_it(collected_tests: list[pytest.Item]) -> None:
+    """No other command runs all of it."""
+    (line,) = re.findall(r"--matrix .*", (ROOT / "Makefile").read_text())
+    places = tuple(word for word in line.split() if word.startswith("tests/"))
+    marked = {item.nodeid for item in collected_tests for marker in item.iter_markers("exhaustive")
+              if marker.kwargs.get("matrix")}  # fmt: skip
+    assert [test for test in marked if not test.startswith(places)] == []
+
+
+def test_every_file_of_tests_is_collected() -> None:
+    """But for one, which a test starts as a run of its own."""
+    ours = [path for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith("test_")]
+    with_tests = [path for path in ours if re.search(r"^(class Test|def test_)", path.read_text(), re.MULTILINE)]
+    assert [path.name for path in with_tests] == ["mysql_itself.py"]
 
 
 def test_files_on_spark_are_those_that_take_the_fixture(collected_tests: list[pytest.Item]) -> None:

@@ -62,8 +62,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    for driver in ("psycopg", "pymysql", "redis", "pyarrow"):
-        pytest.importorskip(driver)
     from servers import Servers
 
     made = Servers(tmp_path_factory.mktemp("redis"))
@@ -96,13 +94,11 @@ def make_target(
 
 @pytest.fixture
 def target(make_target: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
-    """A table of PostgreSQL, or the target that the test is given."""
     return make_target(getattr(request, "param", "postgres"))
 
 
 @pytest.fixture
 def world(target: Any) -> Iterator[Any]:
-    """A sink without Spark that nobody has written to."""
     from worlds import World
 
     made = World(target.kafka, target.name, target)
@@ -113,7 +109,6 @@ def world(target: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def mixed(kafka: KafkaCluster) -> str:
-    """A topic with transactions that were committed and aborted."""
     from reads import mixed_topic
 
     return mixed_topic(kafka)

@@ -25,7 +25,6 @@ def fed(kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> Fed:
 
 
 def command(fed: Fed, folder: Path, name: str, *options: str, failpoints: str = "") -> Driver:
-    """`exactlyonce NAME bounded_pipelines:broad ...` as a process, with failpoints armed."""
     words = ["-m", "exactlyonce.cli.main", name, "bounded_pipelines:broad", "--param", f"name={fed.name}", "--json"]
     words += ["--bootstrap-servers", fed.kafka.bootstrap_servers, "--staging", str(folder / "staging")]
     return Driver(folder, failpoints, *words, *options, cwd=HERE)
@@ -61,7 +60,6 @@ def test_speculation_in_sparks_own_settings(fed: Fed, tmp_path: Path, monkeypatc
 
 
 def test_backfill_run_and_catch_up(fed: Fed, tmp_path: Path) -> None:
-    """Backfill with Spark, run locally, catch up with Spark: one output; each begins where the other ended."""
     fed.feed(6_000)
     summary = ended(fed, tmp_path, "backfill", "--chunk-records", "5000")
     assert (summary["records_in"], summary["checkpoints"], summary["records_out"]) == (9_000, 2, 27_000)
@@ -76,8 +74,6 @@ def test_backfill_run_and_catch_up(fed: Fed, tmp_path: Path) -> None:
 
 
 def test_backfill_from_a_savepoint(fed: Fed, tmp_path: Path) -> None:
-    """Killed before the restored state is decided, the same command begins from the savepoint all the same; it goes on
-    from there, at another parallelism, with one output."""
     fed.feed(3_000)
     run_local(fed, 2)
     exports = tmp_path / "exports"
@@ -111,7 +107,6 @@ def test_blocks_outside_of_the_topic(fed: Fed, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("computing", "publishing"), [("kill", "raise"), ("raise", "kill")])
 def test_tasks_that_fail_are_tried_again(computing: str, publishing: str, fed: Fed, tmp_path: Path) -> None:
-    """A Python worker killed, or failing, after its work, or after its pre-commit: another attempt, one output."""
     fed.feed(3_000)
     armed = f"unit-computed={computing},publication-flushed={publishing}"
     ended(fed, tmp_path, "backfill", "--master", "local[2,3]", failpoints=armed)
@@ -142,7 +137,6 @@ def test_the_jvm_is_killed(failpoint: str, fed: Fed, tmp_path: Path) -> None:
 
 
 def test_the_driver_is_killed(fed: Fed, tmp_path: Path) -> None:
-    """The JVM and its workers end with the driver, and whoever comes next finishes what was begun."""
     fed.feed(3_000)
     with command(fed, tmp_path, "backfill", failpoints="advance-published=stop") as driver:
         driver.await_fired("advance-published")

@@ -36,7 +36,6 @@ def kafka_of_the_page(own_broker: Callable[..., KafkaCluster]) -> KafkaCluster:
 
 
 def feed(kafka: KafkaCluster, first: int, last: int) -> None:
-    """Orders of seven customers, the number of which is their total."""
     orders = [{"id": n, "customer": f"customer {n % 7}", "total": n} for n in range(first, last)]
     kafka.produce("orders", [(str(order["customer"]), json.dumps(order)) for order in orders])
 
@@ -55,7 +54,6 @@ def commands() -> Iterator[list[str]]:
 
 
 def run(kafka: KafkaCluster, folder: Path, *words: str) -> None:
-    """A command of the page."""
     line = [sys.executable, "-m", "exactlyonce.cli.main", *words]
     environment = {**os.environ, "EXACTLYONCE_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
     ended = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
@@ -63,7 +61,6 @@ def run(kafka: KafkaCluster, folder: Path, *words: str) -> None:
 
 
 def test_the_commands_run(kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
-    """Each command ends well and does what the page says: history, what came since, replay, audit, and new code."""
     kafka = kafka_of_the_page
     done: list[str] = []
     (tmp_path / "orders.py").write_text(blocks("python")[0])
@@ -80,7 +77,6 @@ def test_the_commands_run(kafka_of_the_page: KafkaCluster, tmp_path: Path) -> No
 
 
 def test_the_functions_run(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
-    """The batch gives each customer's sum; the stream copies the large orders, those that came later too, once."""
     kafka, names = kafka_of_the_page, dict[str, Any](__name__="page")
     exec(compile(blocks("python")[1], "jobs.py", "exec", dont_inherit=True), names)
     feed(kafka, 0, 1000)

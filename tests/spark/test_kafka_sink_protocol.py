@@ -51,7 +51,6 @@ def transactions(config: ClientConfig) -> Iterator[Transactions]:
 
 
 def test_headers_and_partitions_arrive(world: World) -> None:
-    """Each row's headers arrive in their order; a null among them, or a name that is null, is refused."""
     header = StructType().add("key", StringType()).add("value", BinaryType())
     world.schema = StructType().add("value", StringType()).add("partition", IntegerType())
     world.schema = world.schema.add("headers", ArrayType(header))
@@ -78,7 +77,6 @@ def test_headers_and_partitions_arrive(world: World) -> None:
 @pytest.mark.exhaustive(but=["coordinator-swept"])
 @pytest.mark.parametrize("step", ["coordinator-opened", "coordinator-swept"])
 def test_a_plan_that_dies(step: str, world: World, failing: Callable[[str], None]) -> None:
-    """A planner may die before the tasks begin; what was open before is aborted by the next."""
     world.tasks(world.driver("a"), 0, partitions=4)
     failing(step)
     with pytest.raises(FailpointRaised):
@@ -106,7 +104,6 @@ def test_the_ids_of_attempts(counted: tuple[int, int], slots: str, world: World)
 
 
 def test_a_failed_attempt_holds_readers_only_to_the_decision(world: World, failing: Callable[[str], None]) -> None:
-    """Once a batch is decided, only the transactions that it names are open."""
     planner, committer = world.pair("a")
     attempts = world.attempts(planner, Job(QUERY, 0), rows_of(0, 0), 3)
     failing("coordinator-decided")
@@ -117,8 +114,6 @@ def test_a_failed_attempt_holds_readers_only_to_the_decision(world: World, faili
 
 
 def test_another_query_is_refused_until_it_adopts_the_sink(world: World) -> None:
-    """A query with a new checkpoint location is refused before it writes, and told the choices, and so is one with an
-    older copy of its own; with the old one's id it goes on in its place, and then the old one is refused."""
     planner, committer = world.pair("a")
     committer.commit(Job(QUERY, 4), world.tasks(planner, 4))
     with pytest.raises(ConfigError, match="an older copy"):
@@ -152,7 +147,6 @@ def test_a_decided_transaction_that_the_broker_aborted_is_written_again(
 
 
 def test_a_transaction_that_changed_meanwhile_is_not_decided(world: World) -> None:
-    """A transaction that was ended, or holds another number of records than its task produced, refuses the batch."""
     planner, committer = world.pair("a")
     flushed = world.tasks(planner, 0)
     assert flushed[0].precommit is not None
@@ -167,7 +161,6 @@ def test_a_transaction_that_changed_meanwhile_is_not_decided(world: World) -> No
 
 
 def test_batch_writes_with_an_id_happen_once(world: World) -> None:
-    """A write with an id is decided once, between batches of a query that keeps its place; one without, every time."""
     for number in range(2):
         for write_id in ("monday", ""):
             job, planner = Job(write_id=write_id), world.driver("a", writeId=write_id)
@@ -179,7 +172,6 @@ def test_batch_writes_with_an_id_happen_once(world: World) -> None:
 
 
 def test_a_batch_that_had_no_rows_may_have_some(world: World) -> None:
-    """A decided batch without rows that Spark plans anew is written; one more of it is skipped."""
     planner = world.driver("a")
     for partitions in (0, 2, 2):
         planner.commit(Job(QUERY, 0), world.tasks(planner, 0, partitions))
@@ -187,7 +179,6 @@ def test_a_batch_that_had_no_rows_may_have_some(world: World) -> None:
 
 
 def test_a_gap_is_a_halt(world: World) -> None:
-    """A query that goes on after batches that the sink has never seen is told so, and goes on if that is accepted."""
     planner = world.driver("a")
     planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
     with pytest.raises(Halt, match=r"(?s)up to batch 0, but Spark goes on with batch 2.*acceptLoss.* \"1\""):
@@ -278,8 +269,6 @@ def test_what_a_sink_refuses_before_it_writes(world: World, config: ClientConfig
 
 
 def test_the_transaction_timeout(world: World, transactions: Transactions) -> None:
-    """It is fifteen minutes, where the broker allows as much, or what the option says, which the broker must allow; it
-    and a writeId have bounds."""
     driver = world.driver("a")
     assert driver.assign().transaction_timeout_ms == TIMEOUT_DEFAULT_MS
     assert driver.options.timeout_within(60_000) == 60_000

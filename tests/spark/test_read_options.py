@@ -27,7 +27,6 @@ SIZES = st.lists(st.integers(0, 10_000) | st.integers(0, 3), max_size=8)
 
 
 def test_defaults() -> None:
-    """A batch reads all that there is, a stream what comes; lost data is an error."""
     batch, stream = (parse_read_options(GIVEN, streaming=streaming) for streaming in (False, True))
     assert (batch.start, stream.start) == (Bound("startingOffsets", -2), Bound("startingOffsets", -1))
     assert batch.end == Bound("endingOffsets", -1)
@@ -36,7 +35,6 @@ def test_defaults() -> None:
 
 
 def test_everything() -> None:
-    """All options are understood, whatever the case of their names, and topics are separated by commas."""
     found = parse_read_options(
         {
             "KAFKA.bootstrap.servers": "a:1,b:2",
@@ -91,7 +89,6 @@ def test_a_stream_has_no_end() -> None:
 
 
 def test_references_travel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret that was looked up for a client is not in what goes to the tasks; the reference is."""
     monkeypatch.setenv("KAFKA_PASSWORD", CANARY)
     options = {**GIVEN, **SECURITY, "kafka.sasl.password": "env:KAFKA_PASSWORD"}
     found = parse_read_options(options, streaming=False)
@@ -141,7 +138,6 @@ def test_wrong_options_of_state(options: dict[str, str], message: str) -> None:
 
 
 def test_no_secret_is_shown() -> None:
-    """Options survive pickling, and their text has no setting of a client."""
     found = parse_state_options({**STATE, **SECURITY, "kafka.sasl.password": CANARY})
     assert CANARY not in repr(found)
     assert pickle.loads(pickle.dumps(found)) == found

@@ -37,7 +37,6 @@ def test_exact_ranges(kafka: Any, mixed: str) -> None:
 
 
 def test_by_time(kafka: Any, topic_name: str) -> None:
-    """A range by time begins and ends at the first record of that time or later; with none, at the end."""
     topic = kafka.create_topic(topic_name, partitions=2)
     for partition in (0, 1):
         values = [str(n) for n in range(10)]
@@ -64,7 +63,6 @@ def test_by_time_in_a_live_topic(kafka: Any, topic_name: str) -> None:
 
 
 def test_an_open_transaction(kafka: Any, topic_name: str) -> None:
-    """The latest offset is where readers stand, before what is open."""
     topic = kafka.create_topic(topic_name)
     kafka.produce(topic, ["before"])
     producer = transaction(kafka, "open", topic, ["open"])
@@ -78,7 +76,6 @@ def test_an_open_transaction(kafka: Any, topic_name: str) -> None:
 
 
 def test_lost_data(kafka: Any, topic_name: str) -> None:
-    """What retention took, or what was never there, is an error; with failOnDataLoss=false the rest is read."""
     topic = kafka.create_topic(topic_name)
     kafka.produce(topic, [str(n) for n in range(10)])
     strict, lax = direct(kafka, topic), direct(kafka, topic, failOnDataLoss="false")
@@ -127,7 +124,6 @@ def test_faults(kafka: Any, mixed: str, options: dict[str, str], message: str) -
 
 
 def test_another_schema(kafka: Any, mixed: str) -> None:
-    """A schema that a user gives is refused, unless it is the one that there is."""
     parsed = parse_read_options(given(kafka, mixed))
     with pytest.raises(ConfigError, match=r"The schema is always struct<key:binary,.*Leave \.schema"):
         RangesReader(parsed, read_schema(parsed).add("more", IntegerType()))
@@ -189,7 +185,6 @@ class TestOffsets:
         assert sizes(both, without, both.latestOffset(without, ALL)) == [(0, 1, 2)]
 
     def test_batches(self, kafka: Any, topic: str) -> None:
-        """Limits share a batch out, the end is reached, and offsets that have not changed are the same text."""
         reader = stream(kafka, topic, maxOffsetsPerTrigger="12")
         start = reader.initialOffset()
         assert numbers(start, topic) == {"0": 0, "1": 0}
@@ -204,7 +199,6 @@ class TestOffsets:
         reader.stop()
 
     def test_available_now(self, kafka: Any, topic: str) -> None:
-        """What comes after the start of such a query is left, in old partitions and in new ones."""
         reader = stream(kafka, topic)
         reader.prepareForTriggerAvailableNow()
         kafka.produce(topic, ["late"], partition=0)
@@ -214,7 +208,6 @@ class TestOffsets:
         assert reader.latestOffset(last, ALL) == last
 
     def test_partitions_and_topics_are_added(self, kafka: Any, topic: str) -> None:
-        """A new partition is read from its beginning, as is a topic that the query had not read before."""
         start = stream(kafka, topic).latestOffset(stream(kafka, topic).initialOffset(), ALL)
         add_partition(kafka, topic)
         other = kafka.create_topic(f"{topic}-other")
@@ -227,7 +220,6 @@ class TestOffsets:
         assert sizes(both, start, end) == [(2, 0, 1), (0, 1, 3)]
 
     def test_what_is_lost(self, kafka: Any, topic: str) -> None:
-        """Removed offsets and a topic made anew are errors; with failOnDataLoss=false what is left is read."""
         strict, lax = stream(kafka, topic), stream(kafka, topic, failOnDataLoss="false")
         start = strict.initialOffset()
         end = strict.latestOffset(start, ALL)

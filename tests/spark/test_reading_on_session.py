@@ -22,7 +22,6 @@ def load(spark: Any, kafka: Any, topic: str, **options: Any) -> Any:
 
 
 def test_what_a_consumer_sees(spark: Any, kafka: Any, mixed: str) -> None:
-    """The rows are what a consumer gets, each once and whole, in the schema of Spark's own source."""
     frame = load(spark, kafka, mixed, includeHeaders=True, minPartitions=4)
     assert frame.schema.simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
@@ -67,7 +66,6 @@ def test_faults(spark: Any, kafka: Any) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_no_broker(spark: Any) -> None:
-    """Without a broker the error names the address and what to check; the plan, without one, holds no secret."""
     servers = f"127.0.0.1:{free_port()}"
     security = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "ann"}
     settings = {"bootstrap.servers": servers, **security, "sasl.password": CANARY}
@@ -84,7 +82,6 @@ def test_no_broker(spark: Any) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_query(spark: Any, kafka: Any, topic_name: str, tmp_path: Path) -> None:
-    """Stopped and started again, a query reads every record once; what is lost in between stops it."""
     topic = kafka.create_topic(topic_name, partitions=2)
     for partition, count in ((0, 20), (1, 10)):
         kafka.produce(topic, [str(n) for n in range(count)], partition)

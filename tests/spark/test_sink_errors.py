@@ -21,15 +21,12 @@ LINES_MAX = 30
 
 @pytest.fixture
 def made() -> BatchWriter:
-    """The writer of a batch write to a table, which nothing was asked yet."""
     options = {"sinkId": "totals", "sink": "postgres", "table": "totals", "dsn": "env:DSN"}
     schema = StructType().add("id", LongType())
     return batch_writer({**options, "kafka.bootstrap.servers": "x:1"}, schema, False)
 
 
 def failing_with(kind: type[ExactlyOnceError]) -> Callable[..., None]:
-    """A function that raises this error, for a reason that holds a password."""
-
     def fail(*arguments: Any) -> None:
         try:
             raise ValueError("password=hunter2")

@@ -45,7 +45,6 @@ class Query:
         return Driver(self.folder, armed, "sink_job.py", str(self.folder), json.dumps(self.options), kind)
 
     def assert_exact(self) -> None:
-        """Every row is there once, and nothing is left that no decision names."""
         assert self.target.found() == [row for number in range(FILES) for row in rows_of(number, 0, ROWS)]
         self.target.assert_settled()
 
@@ -82,8 +81,6 @@ def test_the_driver_is_killed(query: Query) -> None:
 
 @pytest.mark.parametrize("target", ["kafka"], indirect=True)
 def test_a_driver_dies_after_a_write_of_foreach_batch(query: Query) -> None:
-    """A function of foreachBatch writes each batch in two parts, without a writeId; it raises, and its driver dies,
-    after the first of them and after the second: every row is there once. Two drivers die in their first batch."""
     for falls, code in (("0.0=exit", EXIT_CODE), ("0.1=exit", EXIT_CODE), ("1.0=raise,2.1=raise", 0)):
         with query.driver(kind=falls) as driver:
             driver.end(code)

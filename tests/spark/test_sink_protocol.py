@@ -25,8 +25,6 @@ DEATHS = [
 @pytest.mark.exhaustive(but=["kafka", "postgres"])
 @EACH_TARGET
 def test_batches(world: World) -> None:
-    """Batches, also empty ones and with fewer tasks, are there once they are decided, and not before. A batch that is
-    written again is skipped. Only the last few decisions are kept."""
     planner, committer = world.pair("a")
     decided: list[Row] = []
     for batch, partitions in enumerate((3, 0, 1, 2)):
@@ -91,8 +89,6 @@ def test_a_task_that_is_tried_again(world: World) -> None:
 @pytest.mark.exhaustive(but=["kafka"])
 @EACH_TARGET
 def test_a_fenced_driver_decides_nothing_more(world: World) -> None:
-    """A driver that was replaced can neither commit what it had written, nor abort its successor's, nor plan anew; the
-    error names the successor."""
     planner, committer = world.pair("a")
     committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
     stale = world.tasks(planner, 1)
@@ -113,8 +109,6 @@ def test_a_fenced_driver_decides_nothing_more(world: World) -> None:
 @pytest.mark.exhaustive(but=["kafka"])
 @pytest.mark.parametrize("target", ["kafka", "postgres"], indirect=True)
 def test_other_rows_under_a_decided_number_are_a_halt(world: World) -> None:
-    """The decided rows of a batch, distributed otherwise, are skipped; other ones, more, fewer or as many, are a
-    halt that names the choices, and are given up when the user says so; then the next batch is written."""
     planner = world.driver("a")
     planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
     job = Job(QUERY, 1)

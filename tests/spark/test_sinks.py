@@ -30,8 +30,6 @@ LINES_MAX = 40
 
 
 class Stream:
-    """A query over files of JSON lines, one file a batch, to a target."""
-
     def __init__(self, spark: SparkSession, target: Any, folder: Path) -> None:
         self.spark, self.target, self.folder = spark, target, folder
         self.fed = 0
@@ -61,7 +59,6 @@ class Stream:
         return [row for batch in range(self.fed) for row in rows_of(batch, 0, 40)]
 
     def assert_exact(self) -> None:
-        """Every row that was fed is there once, and nothing is left that no decision names."""
         assert self.target.found() == self.expected()
         self.target.assert_settled()
 
@@ -80,8 +77,6 @@ def speculation(spark: SparkSession) -> Iterator[None]:
 
 
 def tripping(mark: Path, wanted: int) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """A function that fails once, after a batch with the row *wanted*, which was handed on."""
-
     def trip(batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             yield batch
@@ -94,8 +89,6 @@ def tripping(mark: Path, wanted: int) -> Callable[[Iterator[Any]], Iterator[Any]
 
 @pytest.mark.parametrize("target", STORES, indirect=True)
 def test_a_stream_to_a_store(stream: Stream, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Every row of every batch is in the store once, also where a task fails after it had rows; a query that is started
-    again goes on, with speculation too."""
     for _ in range(3):
         stream.feed()
     mark = tmp_path / "tripped"
@@ -110,8 +103,6 @@ def test_a_stream_to_a_store(stream: Stream, tmp_path: Path, request: pytest.Fix
 
 @KAFKA
 def test_a_stream_to_kafka(stream: Stream, tmp_path: Path) -> None:
-    """Rows arrive once with key, partition and headers, also where a task fails after other rows of it were written; a
-    batch that fails for good leaves nothing, and is written by the next run; another checkpoint location is refused."""
     for _ in range(3):
         stream.feed()
     mark = tmp_path / "tripped"
@@ -144,8 +135,6 @@ def test_a_stream_to_kafka(stream: Stream, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["kafka", "postgres"], indirect=True)
 def test_what_a_stream_is_refused_for(stream: Stream) -> None:
-    """Wrong options, secrets that are written out, columns and rows that do not fit end the query with what to do. The
-    row is written nowhere, and no secret is told."""
     stream.feed()
     rows = stream.rows()
     refusals: dict[str, list[tuple[DataFrame, dict[str, str], str]]] = {
@@ -195,8 +184,6 @@ def test_a_checkpoint_location_that_is_one_batch_behind(stream: Stream, tmp_path
 
 @KAFKA
 def test_a_batch_write_to_kafka(stream: Stream, request: pytest.FixtureRequest) -> None:
-    """Rows go to the topics that they name, in order of each task; a write that fails leaves nothing; one with an id
-    that was written is not written again; overwriting and speculation are refused."""
     kafka, topics = stream.target.kafka, [f"{stream.target.name}-{name}" for name in "ab"]
     for topic in topics:
         kafka.create_topic(topic, 1)
@@ -242,7 +229,6 @@ def test_a_batch_that_only_the_server_refuses(stream: Stream) -> None:
 
 
 def test_a_function_of_foreach_batch(spark: SparkSession, make_target: Callable[..., Any], tmp_path: Path) -> None:
-    """It writes each batch to a table and to a stream of Redis, and raises between them once: all is there once."""
     table, entries = (Stream(spark, make_target(store, f"-{store}"), tmp_path) for store in ("postgres", "redis"))
     for _ in range(3):
         table.feed()
@@ -276,8 +262,6 @@ TYPES: dict[str, Any] = {
 
 
 def test_a_batch_write_of_every_type(spark: SparkSession, make_target: Callable[..., Any], tmp_path: Path) -> None:
-    """With a writeId it happens once; columns of all types, nested ones and odd names are what they were in a file, and
-    in a table that the sink creates; what a store has no type for is refused by the column's name."""
     files = Stream(spark, make_target("files"), tmp_path)
     values = [tuple(TYPES.values()), (2, *[None] * (len(TYPES) - 1))]
     rows = spark.createDataFrame(values, ", ".join(TYPES))

@@ -97,7 +97,6 @@ def read(reader: StateReader) -> list[dict[str, Any]]:
 
 @pytest.mark.exhaustive
 def test_what_the_command_line_shows(spark: Any, shop: Shop) -> None:
-    """Every key once with its state, typed; one key; an older checkpoint; as JSON; and read by several tasks."""
     shop.run("--parallelism", "2", "--num-retained", "5")
     first = shop.history().checkpoint_latest
     shop.sell(70)
@@ -154,7 +153,6 @@ def test_the_types_of_the_pipeline(spark: Any, shop: Shop) -> None:
 
 @pytest.mark.exhaustive
 def test_an_exported_savepoint(spark: Any, shop: Shop, tmp_path: Path) -> None:
-    """Its files are read by a task each, without a cluster; each damage is named, and nothing else is shown."""
     shop.run("--parallelism", "2")
     expected = shop.shown("totals")
     url = json.loads(shop.command("savepoint", shop.name, "--to", f"file://{tmp_path}", "--json"))["url"]
@@ -198,7 +196,6 @@ def test_an_exported_savepoint(spark: Any, shop: Shop, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_errors(spark: Any, shop: Shop) -> None:
-    """A pipeline, an operator or a checkpoint that is not there is named, with what there is; so is another schema."""
     with pytest.raises(TopicError, match=f"{shop.name} has no checkpoints at .*: there is no topic"):
         direct(shop.options())
     shop.run()
@@ -234,7 +231,6 @@ def test_a_checkpoint_that_expires(shop: Shop, tmp_path: Path) -> None:
 
 
 def test_a_damaged_block(shop: Shop, tmp_path: Path) -> None:
-    """A block that a retained checkpoint needs and that is not as it was written is an error that names it."""
     shop.run("--checkpoint-storage", f"file://{tmp_path}")
     reader = direct(shop.options())
     assert len(read(reader)) == 7

@@ -67,8 +67,6 @@ def test_what_an_attempt_writes_that_spark_has_given_up(
 
 @pytest.mark.exhaustive
 def test_more_rows_than_a_decision_can_name(world: World) -> None:
-    """Rows that fill many blocks, which an index lists, are there once; all of the blocks go with the decision, and
-    those of a failed attempt at once."""
     planner, committer = world.pair("a")
     attempts = world.attempts(planner, Job(QUERY, 0), rows_of(0, 0, 100_000), 2)
     assert len(attempts[0].blocks) > 6
@@ -145,8 +143,8 @@ def test_a_store_that_is_away(world: World) -> None:
         waiting.join(LIMIT_S)
         assert not waiting.is_alive()
     world.assert_exact(0, 1)
-    planner, committer = world.pair("a", storeTimeout="1s")
     flushed = world.tasks(planner, 2)
+    committer = world.driver("a", storeTimeout="1s")
     servers.kill(store)
     with pytest.raises(StoreUnavailable, match=r"has not answered for 1 s .*Nothing is lost"):
         committer.commit(Job(QUERY, 2), flushed)
@@ -160,8 +158,6 @@ def test_a_store_that_is_away(world: World) -> None:
 
 
 def test_a_row_that_does_not_fit(world: World) -> None:
-    """A row that the column cannot take fails its task before anything is decided, and is named; one that only the
-    server refuses is a halt, whose choices work."""
     planner, committer = world.pair("a")
     job = Job(QUERY, 0)
     with pytest.raises(RecordError, match=r"row 2 of task 0 of batch 0 .*customer.*21.*Filter such rows"):
@@ -268,7 +264,6 @@ def test_upserts(world: World) -> None:
 @pytest.mark.exhaustive(but=["files"])
 @pytest.mark.parametrize("target", STORES, indirect=True)
 def test_at_least_once(world: World) -> None:
-    """Every attempt of a task is in the store, from the first batch of a sink on, which begins no ledger."""
     planner, committer = world.pair("a", delivery="at_least_once")
     for batch in range(2):
         attempts = world.attempts(planner, Job(QUERY, batch), rows_of(batch, 0), 2)
@@ -325,7 +320,6 @@ def test_prepared_transactions_of_a_driver_that_begins_anew(world: World, commit
 
 
 def test_what_is_refused_at_start(world: World) -> None:
-    """A table without a column, or that is not there, ends the query before anything is fenced or decided."""
     world.target.make(COLUMNS.replace("total", "sum"))
     with pytest.raises(StoreError, match=rf"Sink '{world.name}': .*no column 'total'"):
         world.driver("a").assign()

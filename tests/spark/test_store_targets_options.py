@@ -45,7 +45,6 @@ def sink_of(options: SinkOptions) -> Any:
 
 
 def test_options_are_the_arguments_of_the_sinks() -> None:
-    """Names in any case, with or without underscores; lists, flags and numbers as text; Spark's own are let through."""
     sink = sink_of(parse(**POSTGRES, mode="upsert", KEY="customer, day", create="TRUE", schema="shop"))
     assert isinstance(sink, PostgresSink)
     assert (sink.table, sink.schema, sink.dsn, sink.mode) == ("totals", "shop", "env:DSN", "upsert")
@@ -106,14 +105,12 @@ def test_options_travel() -> None:
     ids=lambda value: "" if isinstance(value, dict) else value[:20],
 )
 def test_what_is_refused(options: dict[str, str], said: str) -> None:
-    """Each error names the option or the column, and what to write; none has a secret in it."""
     with pytest.raises(ConfigError, match=f"(?s){said}") as refused:
         parse(**options)
     assert CANARY not in str(refused.value)
 
 
 def test_columns_that_no_store_takes() -> None:
-    """They are refused by their names, also within others; so are two columns of one name."""
     months = spark.YearMonthIntervalType()
     for columns, said in (
         (spark.StructType().add("span", months), "Column 'span' is of type interval year to month"),
@@ -127,7 +124,6 @@ def test_columns_that_no_store_takes() -> None:
 
 
 def test_records() -> None:
-    """Rows become records, whatever columns are named; maps become dicts at any depth; null in the key is refused."""
     pairs = spark.MapType(spark.StringType(), spark.ArrayType(spark.MapType(spark.StringType(), spark.LongType())))
     columns = spark.StructType().add("class", spark.StringType()).add("sizes", pairs).add("a b", spark.LongType())
     options = parse(columns, **POSTGRES, mode="upsert", key="class")

@@ -26,7 +26,6 @@ class Mutant(NamedTuple):
     says: str
 
     def is_missed_by(self, contract: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The test that is about the rule fails, and says so."""
         monkeypatch.setattr(self.owner, self.name, self.defect, raising=False)
         with pytest.raises(Exception, match=f"(?i){self.says}"):
             getattr(contract, f"test_{self.test}")()
@@ -53,8 +52,6 @@ def model(clock: SimulatedClock) -> BrokerModel:
 
 @pytest.fixture
 def new_model_stage() -> Callable[[], Stage]:
-    """Makes a stage on a broker model of its own."""
-
     def make() -> Stage:
         clock = SimulatedClock()
         return Stage(BrokerModel(clock), clock.advance, "")
@@ -71,7 +68,6 @@ def real_broker(kafka: KafkaCluster) -> Iterator[RealBroker]:
 
 @pytest.fixture
 def new_real_stage(real_broker: RealBroker, topic_name: str) -> Callable[[], Stage]:
-    """Makes a stage on the real broker with names of its own."""
     stages = 0
 
     def make() -> Stage:

@@ -35,15 +35,19 @@ def values(model: BrokerModel, partition: int) -> list[bytes]:
     return [record.value for record in model.fetch("t", partition).records]
 
 
+def state(model: BrokerModel) -> str:
+    found = model.describe_transactions(["a"])["a"]
+    assert found is not None
+    return found.state
+
+
 def test_a_commit_becomes_visible_one_partition_after_the_other(
     stage: Stage, model: BrokerModel, clock: SimulatedClock
 ) -> None:
     play([End("a", commit=True, settle=False)], stage)
     seen = []
     for _ in range(4):
-        state = model.describe_transactions(["a"])["a"]
-        assert state is not None
-        seen.append((values(model, 0), values(model, 1), state.state))
+        seen.append((values(model, 0), values(model, 1), state(model)))
         clock.advance(model.settings.marker_delay_ms)
     assert seen == [
         ([], [], "PrepareCommit"),
@@ -71,9 +75,7 @@ def test_a_lost_marker_hangs_its_partition(stage: Stage, model: BrokerModel, clo
     model.start(lose_markers=True)
     after = (Init("a"), Produce("a", "t", 0, ["z"]), End("a", commit=True))
     assert play([End("a", commit=True), *after], stage)[0] == "NONE"
-    state = model.describe_transactions(["a"])["a"]
-    assert state is not None
-    assert state.state == "CompleteCommit"
+    assert state(model) == "CompleteCommit"
     assert values(model, 1) == []
     assert model.fetch("t", 1).last_stable_offset == 0
     assert [each.transaction_start_offset for each in model.describe_producers([("t", 1)])] == [0]
@@ -99,9 +101,7 @@ def test_nothing_answers_while_the_broker_is_down(stage: Stage, model: BrokerMod
         model.end_txn("a", 0, 0, commit=True)
     clock.advance(3_600_000)
     model.start()
-    state = model.describe_transactions(["a"])["a"]
-    assert state is not None
-    assert state.state == "Ongoing"
+    assert state(model) == "Ongoing"
     clock.advance(model.settings.timeout_check_interval_ms + 100)
     assert play([End("a", commit=True), Read("t", 0)], stage) == ["INVALID_TXN_STATE", ("NONE", (0, 2, 2), [])]
 
@@ -157,7 +157,6 @@ def test_a_jump_of_the_wall_clock_times_nothing_out(stage: Stage, model: BrokerM
 
 
 def test_a_compacted_tombstone_goes_on_a_later_round(model: BrokerModel, clock: SimulatedClock) -> None:
-    """A tombstone hides its key at once and is itself removed by a round that drops tombstones."""
     stage = Stage(model, clock.advance, "")
     deleted = Produce("i", "c", 0, [("k", "1"), ("j", "1"), ("k", None)])
     play([CreateTopic("c", compact=True), Init("i", transactional=False), deleted], stage)

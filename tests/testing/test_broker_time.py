@@ -42,7 +42,6 @@ NewStage = Callable[[Mapping[str, str]], tuple[Stage, Callable[[], None]]]
 
 
 def new_model(settings: Mapping[str, str]) -> tuple[Stage, Callable[[], None]]:
-    """A stage on a model with these settings."""
     broker_settings = BrokerSettings(
         timeout_check_interval_ms=int(settings["transaction.abort.timed.out.transaction.cleanup.interval.ms"]),
         expiration_check_interval_ms=int(settings["transaction.remove.expired.transaction.cleanup.interval.ms"]),
@@ -62,7 +61,6 @@ def new_model(settings: Mapping[str, str]) -> tuple[Stage, Callable[[], None]]:
 
 @pytest.fixture(params=["model", pytest.param("real", marks=[pytest.mark.broker, pytest.mark.slow])])
 def new_stage(request: pytest.FixtureRequest) -> Iterator[NewStage]:
-    """Makes stages on brokers with settings of their own."""
     if request.param == "model":
         yield new_model
         return

@@ -186,7 +186,6 @@ def rush(stage: Stage, late: str) -> tuple[Error, Error, Error, Produced]:
 
 
 def test_what_comes_before_the_markers(stage: Stage) -> None:
-    """Until its markers are written, every EndTxn is CONCURRENT_TRANSACTIONS, and a late batch joins it."""
     play(OPEN[:1], stage)
     deadline = time.monotonic() + LIMIT_S
     for attempt in itertools.count():  # a real broker's markers may be quicker than we are
@@ -231,13 +230,11 @@ def test_a_batch_sent_again_is_not_appended_again(stage: Stage) -> None:
 
 
 def test_only_five_batches_are_remembered(stage: Stage) -> None:
-    """The sixth batch makes the partition forget the first, which is out of order when it is sent again."""
     more = [Produce("a", "t", 0, [f"{number}"]) for number in range(5)]
     assert seen(stage, *more, Produce("a", "t", 0, ["x", "y"], sequence=0))[-1] == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
 
 
 def test_an_unknown_producer_may_begin_anywhere_but_a_known_one_at_zero(stage: Stage) -> None:
-    """A new epoch of a producer that the partition knows begins at sequence 0; of one it does not know, anywhere."""
     fresh = (End("a", commit=True), Init("a"), Produce("a", "t", 0, ["z"], sequence=4))
     assert seen(stage, *fresh)[-1] == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
     assert play([Init("b"), Produce("b", "t", 0, ["z"], sequence=4), Producers("t", 0)], stage)[1:] == [
@@ -247,7 +244,6 @@ def test_an_unknown_producer_may_begin_anywhere_but_a_known_one_at_zero(stage: S
 
 
 def test_a_batch_that_was_refused_holds_back_the_later_ones(stage: Stage) -> None:
-    """A first batch that did not get through is waited for: a later sequence number is out of order until it has."""
     refused = (CreateTopic("t"), Init("a"), Produce("a", "t", 0, ["x"], added=True))
     later = (Produce("a", "t", 0, ["y"], sequence=5), Produce("a", "t", 0, ["x"]), Produce("a", "t", 0, ["y"]))
     assert play([*refused, *later], stage)[2:] == [

@@ -9,6 +9,8 @@ import sys
 import pytest
 from confluent_kafka import Producer
 
+from exactlyonce.testing.cluster import LIMIT_S
+
 
 def test_topic_name(topic_name: str) -> None:
     assert topic_name.startswith("test-topic-name-")
@@ -45,18 +47,17 @@ class TestCluster:
         assert [(r.key, r.value, r.partition) for r in kafka.read_committed(topic)] == [(b"a", None, 1)]
 
     def test_only_committed_records_are_seen(self, kafka, topic_name):
-        """Aborted records and those of an open transaction are not read, and neither makes the reader wait."""
         topic = kafka.create_topic(topic_name)
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic_name})
-        producer.init_transactions(30)
+        producer.init_transactions(LIMIT_S)
         for value, end in [(b"aborted", producer.abort_transaction), (b"committed", producer.commit_transaction)]:
             producer.begin_transaction()
             producer.produce(topic, value)
-            producer.flush(30)
-            end()
+            producer.flush(LIMIT_S)
+            end(LIMIT_S)
         producer.begin_transaction()
         producer.produce(topic, b"open")
-        producer.flush(30)
+        producer.flush(LIMIT_S)
         assert [record.value for record in kafka.read_committed(topic)] == [b"committed"]
         producer.abort_transaction()
 

@@ -32,7 +32,6 @@ for incarnation in range(3):
 
 
 def test_each_crash_kills_once(tmp_path: Path) -> None:
-    """Whoever meets a CRASH first dies by SIGKILL; the next one skips it, and dies at the next CRASH."""
     path = str(tmp_path / "fired")
     done = subprocess.run([sys.executable, "-c", INCARNATIONS, path], stdout=subprocess.PIPE, text=True)
     killed = -signal.SIGKILL

@@ -23,6 +23,10 @@ class TestTopicStorage(BlockStorageContract):
     beginning = (0,) * 5
     in_topic = True
     stays_connected = False
+    # A topic is away where its broker is: tests/engines/test_broker_faults.py.
+    test_a_storage_that_is_away_is_waited_for: Any = None
+    test_who_waits_looks_meanwhile: Any = None
+    test_reading_while_it_is_away: Any = None
 
     @pytest.fixture(autouse=True)
     def _topic(self, store: Any) -> None:

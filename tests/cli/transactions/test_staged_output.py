@@ -30,7 +30,6 @@ Put = Callable[[int, int, int], BlockRef]
 
 
 def decided(storage: str, *staged: StoreCommittable) -> Manifest:
-    """Checkpoint 1, which has that for stores."""
     return manifest(
         triggered_at_ms=TRIGGERED_AT_MS, completed_at_ms=TRIGGERED_AT_MS + 10, block_partitions=2,
         block_end_offsets=(0, 0), staged=staged, storage=storage,
@@ -39,14 +38,12 @@ def decided(storage: str, *staged: StoreCommittable) -> Manifest:
 
 
 def waits(subtask: int, kind: str, *blocks: BlockRef) -> StoreCommittable:
-    """What a subtask of a sink has set aside for checkpoint 1."""
     sink = "rows" if kind == "rows" else "other"
     return StoreCommittable(sink=sink, subtask=subtask, checkpoint=1, records=1, kind=kind, blocks=blocks)
 
 
 @pytest.fixture
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the pipeline's blocks are."""
     monkeypatch.setattr(staged_output, "find_topic", lambda *_: TOPIC)
     return f"file://{tmp_path}"
 
@@ -68,7 +65,6 @@ def put(storage: str, tmp_path: Path) -> Put:
 
 
 def found(decision: Manifest) -> dict[str, WaitingOutput]:
-    """By name, what waits."""
     history = History("p")
     history.manifests[1] = decision
     traces = Traces("p", TOPIC.name, history, "", ())

@@ -118,11 +118,9 @@ class TestLife:
             broker.start()
         assert not broker.status().running
 
-    def test_a_misspelt_topic_is_no_topic(self, kafka: KafkaCluster, topic_name: str) -> None:
-        if not isinstance(kafka, OwnCluster):
-            pytest.skip("the cluster is not an embedded broker")
+    def test_a_misspelt_topic_is_no_topic(self, stoppable: OwnCluster, topic_name: str) -> None:
         with pytest.raises(AssertionError, match="UNKNOWN_TOPIC_OR_PART"):
-            kafka.produce(topic_name, ["lost"])
+            stoppable.produce(topic_name, ["lost"])
 
 
 class TestRefusals:

@@ -10,7 +10,7 @@ from exactlyonce.connectors.embedded.broker import EmbeddedBroker
 from exactlyonce.connectors.embedded.class_archive import ensure_class_archive
 from exactlyonce.connectors.embedded.jars import cache_dir, class_archive, kafka_jars
 from exactlyonce.connectors.embedded.java import find_java
-from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
+from exactlyonce.testing.cluster import OwnCluster
 
 
 def takes(broker: EmbeddedBroker, archive: Path) -> bool:
@@ -18,13 +18,11 @@ def takes(broker: EmbeddedBroker, archive: Path) -> bool:
 
 
 @pytest.mark.broker
-def test_a_broker_takes_the_archive_that_is_there(kafka: KafkaCluster) -> None:
+def test_a_broker_takes_the_archive_that_is_there(stoppable: OwnCluster) -> None:
     """Where `make test` has made one for this Java and these jars, a broker maps it; where not, it starts without."""
-    if not isinstance(kafka, OwnCluster):
-        pytest.skip("the cluster is not an embedded broker")
     java = find_java()
     archive = class_archive(java, kafka_jars(java, print))
-    assert takes(kafka.broker, archive) == archive.exists()
+    assert takes(stoppable.broker, archive) == archive.exists()
 
 
 @pytest.mark.broker

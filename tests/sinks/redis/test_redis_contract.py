@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -14,11 +15,29 @@ from exactlyonce.sinks import RedisSink
 
 
 class OnRedis(OnServer):
+    secret = "s3cret-0f-the-writer"
     awkward = (Counted(1, 2, 'line\nfeed, "quoted" \\ \0 é'), Counted(2, -(2**63), ""))
+    misfits = (Counted(1, 1, "\ud800"),)
+    server: RedisServer
 
     @pytest.fixture(autouse=True)
-    def _server(self, server: RedisServer) -> None:
+    def _server(self, server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         self.server = server
+        monkeypatch.setenv("REDIS_OF_THE_SINK", server.url.replace("//", f"//writer:{self.secret}@"))
+        self._let_in()
+        yield
+        server.client.acl_deluser("writer")
+
+    def _let_in(self) -> None:
+        """The user of the sink, whom a server forgets as it ends."""
+        passwords = [f"+{self.secret}"]
+        self.server.client.acl_setuser("writer", enabled=True, passwords=passwords, commands=["+@all"], keys=["*"])
+
+    @contextmanager
+    def unavailable(self) -> Iterator[None]:
+        with super().unavailable():
+            yield
+        self._let_in()
 
     def backup(self) -> Callable[[], None]:
         client = self.server.client
@@ -36,15 +55,15 @@ class OnRedis(OnServer):
 
     def clean_up(self) -> None:
         self.server.client.bgrewriteaof()
-        self.server.kill()
-        self.server.start()
+        self.server.restart()
+        self._let_in()
 
 
 class TestStream(OnRedis):
     ordered = True
 
     def sink(self) -> Any:
-        return RedisSink(self.server.url, kind="stream", key=lambda _: "rows")
+        return RedisSink("env:REDIS_OF_THE_SINK", kind="stream", key=lambda _: "rows")
 
     def read(self) -> list[Any]:
         rows = self.server.client.xrange("rows")
@@ -56,7 +75,7 @@ class TestStrings(OnRedis):
     keyed = True
 
     def sink(self) -> Any:
-        return RedisSink(self.server.url, kind="string", key=lambda each: f"row:{each.number}")
+        return RedisSink("env:REDIS_OF_THE_SINK", kind="string", key=lambda each: f"row:{each.number}")
 
     def read(self) -> list[Any]:
         client = self.server.client

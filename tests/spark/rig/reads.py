@@ -31,7 +31,6 @@ def places(reader: RangesReader) -> list[tuple[int, int]]:
 
 
 def make_anew(kafka: KafkaCluster, topic: str, partitions: int = 1, count: int = 3) -> None:
-    """Delete the topic, and create one of the same name, with so many records."""
     admin = kafka.admin()
     admin.delete_topics([topic])[topic].result(LIMIT_S)
     kafka.create_topic(topic, partitions)

@@ -27,22 +27,17 @@ TARGETS = ("kafka", *STORES)
 
 
 class Row(NamedTuple):
-    """As it is written, and as it is found."""
-
     id: int
     customer: str
     total: int
 
 
 def rows_of(batch: int, partition: int, count: int = 3) -> list[Row]:
-    """Rows that no other batch or partition has."""
     first = 10_000 * batch + 100 * partition
     return [Row(first + each, f"customer {each}", 7 * each) for each in range(count)]
 
 
 class Target:
-    """The table, stream or folder of one test."""
-
     def __init__(self, store: str, kafka: KafkaCluster, servers: Servers | None, name: str, folder: Path) -> None:
         self.store, self.kafka, self.name = store, kafka, name
         self.servers: Any = servers
@@ -74,14 +69,12 @@ class Target:
         return {"sink": self.store, "table": self.table, "dsn": f"file:{self.address}"}
 
     def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
-        """What Spark hands to a task."""
         columns = list(zip(*rows, strict=True)) or [(), (), ()]
         types = (pa.int64(), pa.string(), pa.int64())
         arrays = [pa.array(each, type_) for each, type_ in zip(columns, types, strict=True)]
         return pa.record_batch(arrays, names=list(Row._fields))
 
     def found(self) -> list[Row]:
-        """All rows that a reader sees, in order of their ids."""
         if self.store == "files":
             paths = [str(path) for path in self.folder.rglob("*.parquet") if not self._is_hidden(path)]
             table = ds.dataset(paths, format="parquet").to_table().to_pylist() if paths else []
@@ -92,7 +85,6 @@ class Target:
         return sorted(Row(*each) for each in self.sql(f"SELECT id, customer, total FROM {self.table}"))
 
     def hidden(self) -> list[Path]:
-        """Files of a folder that wait to be published or deleted."""
         return [path for path in self.folder.rglob("*.parquet") if self._is_hidden(path) and path.is_file()]
 
     def _is_hidden(self, path: Path) -> bool:
@@ -105,8 +97,6 @@ class Target:
 
 
 class TopicTarget:
-    """A topic of Kafka, whose records are the rows as JSON."""
-
     store = "kafka"
 
     def __init__(self, kafka: KafkaCluster, name: str) -> None:
@@ -115,15 +105,12 @@ class TopicTarget:
         self.options = {"topic": self.topic}
 
     def batch(self, rows: Sequence[Row]) -> pa.RecordBatch:
-        """What Spark hands to a task."""
         return pa.record_batch([pa.array([json.dumps(row._asdict()) for row in rows], pa.string())], names=["value"])
 
     def found(self) -> list[Row]:
-        """All rows that a reader sees, in order of their ids."""
         return sorted(Row(**json.loads(record.value or b"")) for record in self.kafka.read_committed(self.topic))
 
     def states(self) -> dict[str, str]:
-        """The states of tasks' transactions, by transactional id."""
         found = ended_transactions(self.kafka, transaction_prefix(self.name))
         return {name: state for name, state in found.items() if ":spark:" in name}
 

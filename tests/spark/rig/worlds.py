@@ -30,7 +30,6 @@ class World:
         self.made: list[SinkDriver] = []
 
     def driver(self, name: str, **changes: str) -> SinkDriver:
-        """A process of the driver *name*, with other options where *changes* say so."""
         given = {"sinkId": self.name, "kafka.bootstrap.servers": self.kafka.bootstrap_servers, **self.target.options}
         self.made.append(SinkDriver(parse_sink_options({**given, **changes}, self.schema, streaming=False), name))
         return self.made[-1]
@@ -53,7 +52,6 @@ class World:
         return self.task_of(planner, assignment, job, self.target.batch(rows), place, attempt)
 
     def attempts(self, planner: SinkDriver, job: Job, rows: Sequence[Row], count: int) -> list[Flushed]:
-        """Plan *job*, and run so many attempts of its only task."""
         assignment = planner.assign()
         return [self.task(planner, assignment, job, rows, attempt=each) for each in range(1, count + 1)]
 
@@ -70,7 +68,6 @@ class World:
         return self.target.found()
 
     def assert_exact(self, *batches: int, partitions: int = 2) -> None:
-        """Every row of these batches is there once, and nothing is left that no decision names."""
         assert self.found() == expected(*batches, partitions=partitions)
         self.target.assert_settled()
 
