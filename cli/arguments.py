@@ -18,6 +18,7 @@ from exactlyonce.pipeline.errors import ConfigError
 if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
     from exactlyonce.pipeline.graph import LogicalGraph
+    from exactlyonce.pipeline.loading import Loaded
 
 HELP_WIDTH_MAX = 100
 _OPTION = re.compile(r"--\w[\w-]*")
@@ -252,28 +253,35 @@ def named(args: argparse.Namespace) -> str:
     return " ".join([args.pipeline, *(f"--param {shlex.quote(name)}=..." for name, _ in args.param)])
 
 
+def loaded(args: argparse.Namespace) -> Loaded:
+    """The pipeline that was named as `module:attribute`; from here on *args* knows whom events are about."""
+    from exactlyonce.pipeline.loading import load
+
+    found = load(str(args.pipeline), dict(args.param))
+    args.subject = found.pipeline.name
+    return found
+
+
 def pipeline_name(args: argparse.Namespace) -> str:
     """The name of the pipeline that the user means, by its name or as `module:attribute`; see `add_pipeline_name`."""
-    from exactlyonce.pipeline.loading import load
     from exactlyonce.pipeline.names import name_problem
 
     text = str(args.pipeline)
     if ":" in text:
-        return load(text, dict(args.param)).pipeline.name
+        return loaded(args).pipeline.name
     if problem := name_problem(text):
         raise ConfigError(f"The name of a pipeline, {problem}. Give the name, or module:pipeline.")
     if args.param:
         raise ConfigError(f"--param is for a function that makes a pipeline, and {text} is a name. Leave it out.")
+    args.subject = text
     return text
 
 
 def name_and_graph(args: argparse.Namespace) -> tuple[str, LogicalGraph | None]:
     """The name of the pipeline that the user means, and its graph where its module was named."""
-    from exactlyonce.pipeline.loading import load
-
     if ":" not in str(args.pipeline):
         return pipeline_name(args), None
-    graph = load(str(args.pipeline), dict(args.param)).pipeline.build()
+    graph = loaded(args).pipeline.build()
     return graph.pipeline_id, graph
 
 

@@ -88,7 +88,11 @@ def add_leading(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """The option of a command that sums up what it did."""
-    parser.add_argument("--json", action="store_true", help="what was done, as one line of JSON on stdout")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="what was done, as one line of JSON on stdout; stderr has lines of JSON, too",
+    )
 
 
 def leading_options(args: argparse.Namespace) -> RunOptions:
@@ -145,7 +149,7 @@ def executors(args: argparse.Namespace, name: str, started: Callable[[str, int],
             f"the same path, with room for the input of a chunk."
         )
     staging = Path(args.staging or THIS_MACHINE).absolute()
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not args.json:
         print("starting Spark ...", end="\r", file=sys.stderr, flush=True)
     with session(args.master, dict(args.spark_conf), f"exactlyonce {name}", args.spark_log) as spark:
         yield Executors(submit_to(spark, started), staging, lambda: cores(spark))

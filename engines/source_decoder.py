@@ -12,7 +12,7 @@ from operator import length_hint
 from typing import Any
 
 from exactlyonce.connectors.source import RawRecord, Readable
-from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.operators import Batch, facts_of
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, require_whole, sendable
 
 NAMED_MAX = 5
@@ -68,7 +68,8 @@ class SourceDecoder:
         if self._on_error == "fail":
             raise RecordError(
                 f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. Fix the type or "
-                f'the producer, or let the source skip such records: on_error="skip".'
+                f'the producer, or let the source skip such records: on_error="skip".',
+                **facts_of(self.id, message),
             ) from error
         if before < NAMED_MAX:
             self._say(f"skipped: {self._undecodable(message, error)}")

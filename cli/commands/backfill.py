@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_restoring, named
+from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_restoring, loaded, named
 from exactlyonce.cli.spark_arguments import (
     SPARK_TEXT,
     add_json,
@@ -27,6 +27,7 @@ from exactlyonce.cli.spark_arguments import (
 )
 
 if TYPE_CHECKING:
+    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.catch_up import Summary
 
 _BACKFILL = f"""\
@@ -101,13 +102,12 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     from exactlyonce.engines.bounded.stop_offsets import StopOffsets
     from exactlyonce.engines.savepoints.restoring import is_restored
     from exactlyonce.pipeline.errors import ConfigError
-    from exactlyonce.pipeline.loading import load
 
     if args.chunk_records < 1:
         raise ConfigError(f"--chunk-records is {args.chunk_records}: it must be at least 1.")
     stop_offsets, options = StopOffsets.parse(args.to), leading_options(args)
-    loaded = load(args.pipeline, dict(args.param))
-    name, graph = loaded.pipeline.name, loaded.pipeline.build()
+    pipeline = loaded(args)
+    name, graph = pipeline.pipeline.name, pipeline.pipeline.build()
     history = history_if_any(options.client, name)
     latest = history.latest if history is not None else None
     begins = options.restoration is not None and not is_restored(options.restoration, latest)
@@ -120,12 +120,12 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
         refuse_unaligned(latest, named(args))
     if not args.take_over:
         refuse_if_running(history)
-    began_s, progress, stopping = time.monotonic(), LineOfProgress(name), threading.Event()
+    began_s, progress, stopping = time.monotonic(), LineOfProgress(name, json=args.json), threading.Event()
     with executors(args, name, progress.stage) as where:
         options = replace(options, parallelism=parallelism(args, graph, latest, where.cores))
-        _stop_on_signals(stopping)
+        _stop_on_signals(stopping, progress)
         work = CatchingUp(
-            loaded=loaded,
+            loaded=pipeline,
             options=options,
             submit=where.submit,
             staging=where.staging,
@@ -143,14 +143,14 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     return 0
 
 
-def _stop_on_signals(stopping: threading.Event) -> None:
+def _stop_on_signals(stopping: threading.Event, progress: LineOfProgress) -> None:
     """The first one asks for an end after the present checkpoint, the second one breaks it off."""
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stopping.is_set():
             raise KeyboardInterrupt
         stopping.set()
-        print(f"\r{STOPPING}", file=sys.stderr, flush=True)
+        progress.note_from_handler(STOPPING)
 
     if threading.current_thread() is threading.main_thread():
         for each in (signal.SIGINT, signal.SIGTERM):

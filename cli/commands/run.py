@@ -19,6 +19,7 @@ from exactlyonce.cli.arguments import (
     add_repair,
     add_restoring,
     add_state,
+    loaded,
     settings_of,
 )
 
@@ -110,21 +111,22 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Run it until the end, which is clean or raised."""
-    from exactlyonce.cli.notes import SpeakingStopper, note
+    from exactlyonce.cli.notes import SpeakingStopper
+    from exactlyonce.engines import events
     from exactlyonce.engines.configuration import options_from
     from exactlyonce.engines.local.reporting import JsonReporter, TerminalReporter
     from exactlyonce.engines.local.run import run_loaded
-    from exactlyonce.pipeline.loading import load
 
+    args.json = args.json or args.verbose
     options = options_from(settings(args))
     args.redact = options.client.redact
     options.client.check()
-    loaded = load(args.pipeline, dict(args.param))
-    name, in_terminal = loaded.pipeline.name, sys.stderr.isatty() and not (args.json or args.verbose)
+    pipeline = loaded(args)
+    name, in_terminal = pipeline.pipeline.name, sys.stderr.isatty() and not args.json
     reporter: Reporter = TerminalReporter() if in_terminal else JsonReporter(verbose=args.verbose)
     for warning in options.client.warnings:
-        reporter.event(note(name, warning))
-    manifest = run_loaded(loaded, options, reporter, SpeakingStopper(name, in_terminal=in_terminal))
+        reporter.event(events.note(name, warning))
+    manifest = run_loaded(pipeline, options, reporter, SpeakingStopper(name, in_terminal=in_terminal))
     if in_terminal and manifest is not None:
         print(f"{name}: ended cleanly; the next run goes on from checkpoint {manifest.checkpoint}.", file=sys.stderr)
     return 0

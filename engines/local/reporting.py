@@ -15,9 +15,9 @@ from typing import Any, Protocol, TextIO
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.engines import events
 from exactlyonce.engines.local.messages import Acknowledge, Progress
 from exactlyonce.engines.local.workers import WorkerHandle
-from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.sizes import shown_bytes
 
 LIVE_INTERVAL_S = 0.5
@@ -117,8 +117,8 @@ class Report:
         self._gap_ms = 0.0
         self._waiting_at = 0.0
 
-    def _event(self, event: str, **fields: Any) -> None:
-        self._reporter.event({"event": event, "at_ms": SystemClock().now_ms(), "pipeline": self._pipeline, **fields})
+    def _event(self, kind: str, /, **fields: Any) -> None:
+        self._reporter.event(events.event(kind, self._pipeline, **fields))
 
     def note(self, text: str) -> None:
         """Something a person should know."""

@@ -16,7 +16,7 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import Readable
-from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
+from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.writer import WritesToTopic
 
@@ -118,7 +118,8 @@ def require_unread(topics: Topics, manifest: Manifest, topic: Topic) -> None:
                 f"Input is missing: checkpoint {manifest.checkpoint} goes on at {name}[{each.partition}] offset "
                 f"{each.offset}, but the topic begins at {first[each.partition]} now: retention has taken offsets "
                 f"{each.offset} to {first[each.partition] - 1}.\n"
-                f"  Choices: restore them from a replica or backup and run again; {_reset(manifest)}."
+                f"  Choices: restore them from a replica or backup and run again; {_reset(manifest)}.",
+                **_place(each),
             )
         if each.offset > end[each.partition]:
             raise _truncated(manifest, each, f"the topic ends at {end[each.partition]}")
@@ -161,8 +162,13 @@ def _truncated(manifest: Manifest, read: SourceOffset, how: str) -> Halt:
         f"Input is missing: checkpoint {manifest.checkpoint} has read {read.topic}[{read.partition}] up to offset "
         f"{read.offset}, but {how}: its log was truncated. Other records may have the offsets of those that were read, "
         f"and would be skipped.\n"
-        f"  Choices: restore it from a replica or backup; {_reset(manifest)}."
+        f"  Choices: restore it from a replica or backup; {_reset(manifest)}.",
+        **_place(read),
     )
+
+
+def _place(read: SourceOffset) -> Facts:
+    return {"operator": read.source, "topic": read.topic, "partition": read.partition, "offset": read.offset}
 
 
 def check_operators(graph: LogicalGraph, manifest: Manifest) -> None:

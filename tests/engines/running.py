@@ -94,7 +94,7 @@ class Run:
     @property
     def said(self) -> str:
         """Everything that was for people."""
-        return "\n".join([*self.text, *(event["text"] for event in self.events if event["event"] == "note")])
+        return "\n".join([*self.text, *(event["text"] for event in self.events if "text" in event)])
 
 
 def orders(count: int, customers: int = 17, first: int = 0) -> list[tuple[str, str]]:
@@ -124,7 +124,7 @@ def run_here(servers: str, target: str, *arguments: str) -> Ended:
         except ValueError:
             said.append(line)
         else:
-            said += [event["text"]] if event["event"] == "note" else []
+            said += [event["text"]] if "text" in event else []
     assert "Traceback" not in stderr.getvalue()
     return Ended(code, "\n".join(said))
 

@@ -135,7 +135,7 @@ def test_bounded_work_refuses_loops(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         options=RunOptions(ClientConfig({"bootstrap.servers": "127.0.0.1:1"})),
         submit=in_process,
         staging=tmp_path,
-        progress=LineOfProgress("retry"),
+        progress=LineOfProgress("retry", json=False),
     )
     with pytest.raises(ConfigError, match=r"loop 'retry'.*`exactlyonce run`"):
         work.run()

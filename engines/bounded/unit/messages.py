@@ -96,10 +96,11 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """Work that no further attempt would do better: the name of an error of `pipeline.errors`, and its text."""
+    """Work that no further attempt would do better: the name of an error of `pipeline.errors`, its text and facts."""
 
     error: str
     text: str
+    facts: dict[str, str | int] = {}
 
 
 def tries_before(attempt_label: str) -> int:
