@@ -59,6 +59,7 @@ class LineOfProgress:
                 "checkpoint",
                 checkpoint=advanced.manifest.checkpoint,
                 records_in=advanced.records,
+                skipped=sum(each.count for each in advanced.skipped),
                 records_committed=advanced.records_out,
                 work_ms=advanced.elapsed_ms,
             )

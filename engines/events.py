@@ -66,4 +66,4 @@ class Selection:
         if told is None or checkpoint["kind"] != "checkpoint" or checkpoint["records_committed"]:
             return False
         since_ms = checkpoint["at_ms"] - told["at_ms"]  # negative once the clock was set back
-        return checkpoint["records_in"] == told["records_in"] and 0 <= since_ms < IDLE_INTERVAL_MS
+        return bool(checkpoint["records_in"] == told["records_in"] and 0 <= since_ms < IDLE_INTERVAL_MS)

@@ -165,16 +165,31 @@ def _sum_up(args: argparse.Namespace, name: str, summary: Summary, parallelism: 
             offsets.setdefault(each.source, {})[str(each.partition)] = each.offset
         figures = {
             "pipeline": name, "checkpoint": manifest.checkpoint, "checkpoints": summary.checkpoints,
-            "records_in": summary.records, "skipped": summary.skipped, "records_out": summary.records_out,
+            "records_in": summary.records, "skipped": summary.skipped_count, "records_out": summary.records_out,
             "parallelism": parallelism, "work_ms": summary.work_ms, "elapsed_ms": round(elapsed_s * 1000),
-            "offsets": offsets,
+            "offsets": offsets, "skipped_records": [
+                {"source": each.source, "topic": each.topic, "partition": each.partition, "count": each.count,
+                 "offsets": [offset for offset, _ in each.first]}
+                for each in summary.skipped.values()
+            ],
         }  # fmt: skip
         print(json.dumps(figures), flush=True)
     elif summary.checkpoints:
         print(
-            f"{name}: {summary.records:,} records read, {summary.records_out:,} written, up to checkpoint "
-            f"{manifest.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
+            f"{name}: {summary.records:,} records read, {summary.records_out:,} written{_skipped(summary)}, up to "
+            f"checkpoint {manifest.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
             file=sys.stderr,
         )
     else:
         print(f"{name}: there was nothing to read after checkpoint {manifest.checkpoint}.", file=sys.stderr)
+
+
+def _skipped(summary: Summary) -> str:
+    """What is said of the records that were skipped, if there are any."""
+    if not summary.skipped:
+        return ""
+    places = [
+        f"{each.topic}[{each.partition}] {each.count:,}, the first at {', '.join(str(at) for at, _ in each.first)}"
+        for each in summary.skipped.values()
+    ]
+    return f", {summary.skipped_count:,} skipped because they do not decode ({'; '.join(places)})"

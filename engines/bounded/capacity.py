@@ -16,8 +16,8 @@ WRITTEN_BYTES = 8
 """Of a committable for each partition, beside the topic's name."""
 STAGED_BYTES = 600
 """Of what a sink has set aside, with the blocks that it names, and of its place in the ledger."""
-OFFSET_BYTES = 60
-"""Of an Sn, beside the names."""
+OFFSET_BYTES = 90
+"""Of an Sn, beside the names, with the offsets of skipped records."""
 
 
 def require_room(plan: Plan, manifest: Manifest) -> None:

@@ -7,7 +7,9 @@ engine, goes on at the last of them. What one part publishes becomes visible at 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +25,7 @@ from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.source_decoder import NAMED_MAX, Skipped
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -54,6 +57,17 @@ def refuse_unaligned(manifest: Manifest | None, pipeline: str) -> None:
         )
 
 
+def named(skipped: Iterable[Skipped]) -> Iterator[str]:
+    """Lines that name the first few records that a checkpoint has skipped of each source, and count the others."""
+    for source, group in groupby(skipped, lambda each: each.source):
+        parts = list(group)
+        sentences = [sentence for part in parts for _, sentence in part.first][:NAMED_MAX]
+        yield from (f"skipped: {sentence}" for sentence in sentences)
+        if more := sum(part.count for part in parts) - len(sentences):
+            where = ", ".join(f"{part.topic}[{part.partition}] {part.count:,}" for part in parts)
+            yield f"skipped: source {source!r}: {more:,} more records of the same checkpoint; by partition {where}"
+
+
 class CatchUpProgress(Protocol):
     """The listener to a long command: it is told how it goes."""
 
@@ -74,17 +88,25 @@ class Summary:
     manifest: Manifest
     checkpoints: int = 0
     records: int = 0
-    skipped: int = 0
+    skipped: dict[tuple[str, int], Skipped] = field(default_factory=dict)
+    """By source and partition, what was skipped because it does not decode."""
     records_out: int = 0
     work_ms: int = 0
     """From first to last of the units, without what the driver does between."""
+
+    @property
+    def skipped_count(self) -> int:
+        """How many records were skipped."""
+        return sum(each.count for each in self.skipped.values())
 
     def add(self, advanced: Advanced) -> None:
         """One checkpoint more."""
         self.manifest = advanced.manifest
         self.checkpoints += 1
         self.records += advanced.records
-        self.skipped += advanced.skipped
+        for each in advanced.skipped:
+            place = each.source, each.partition
+            self.skipped.setdefault(place, Skipped(each.source, each.topic, each.partition)).add(each)
         self.records_out += advanced.records_out
         self.work_ms += advanced.elapsed_ms
 
@@ -154,7 +176,9 @@ class CatchingUp:
         return True
 
     def _tell(self, advanced: Advanced) -> None:
-        """What units have to say; once, for each checkpoint may say it again."""
+        """What units have skipped, and have to say; that once, for each checkpoint may say it again."""
+        for line in named(advanced.skipped):
+            self.progress.note(self.options.client.redact(line))
         for text in dict.fromkeys(note for receipt in advanced.receipts for note in receipt.notes):
             if text not in self._told:
                 self._told.add(text)
