@@ -25,8 +25,9 @@ _CHECKPOINTING = (
     *("checkpoint-storage", "checkpoint-partitions"),
 )
 SPARK_TEXT = """\
-Spark runs embedded on this machine unless --master names a cluster; then --staging
-names a folder that all executors see, and they need this package: docs/spark.md.
+Spark runs embedded on this machine unless --master, spark-submit or the program's own
+session say otherwise; on a cluster --staging names a folder that all executors see, and
+they need this package: docs/spark.md.
 """
 
 
@@ -42,7 +43,11 @@ class Executors(NamedTuple):
 def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> None:
     """The options that say where Spark runs and how; *parallelism*: the command may choose it."""
     group = parser.add_argument_group("spark")
-    group.add_argument("--master", metavar="URL", default="local[*]", help="Spark's master (default: local[*])")
+    group.add_argument(
+        "--master",
+        metavar="URL",
+        help="Spark's master (default: that of spark-submit, or of the program's own session; else local[*])",
+    )
     group.add_argument(
         "--spark-conf",
         metavar="NAME=VALUE",
@@ -139,17 +144,23 @@ def replaying(
 def executors(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
     """A Spark session as the options say; *started* is told of each stage and how many units it has."""
     from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-    from exactlyonce.engines.spark.session import cores, is_local, session
+    from exactlyonce.engines.spark.session import cores, is_local, runs_here, session
     from exactlyonce.engines.spark.submit import submit_to
     from exactlyonce.pipeline.errors import ConfigError
 
-    if args.staging is None and not is_local(args.master):
-        raise ConfigError(
-            f"--staging is needed with --master {args.master}: a folder that all executors and this machine see under "
-            f"the same path, with room for the input of a chunk."
-        )
+    if args.staging is None and args.master is not None and not is_local(args.master):
+        raise ConfigError(_no_staging(args.master))
     staging = Path(args.staging or THIS_MACHINE).absolute()
     if sys.stderr.isatty() and not args.json:
         print("starting Spark ...", end="\r", file=sys.stderr, flush=True)
     with session(args.master, dict(args.spark_conf), f"exactlyonce {name}", args.spark_log) as spark:
+        if args.staging is None and not runs_here(spark):
+            raise ConfigError(_no_staging(spark.conf.get("spark.master", "") or "a Connect server"))
         yield Executors(submit_to(spark, started), staging, lambda: cores(spark))
+
+
+def _no_staging(master: str) -> str:
+    return (
+        f"--staging is needed with --master {master}: a folder that all executors and this machine see under the same "
+        f"path, with room for the input of a chunk."
+    )

@@ -11,6 +11,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -123,7 +125,6 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     began_s, progress, stopping = time.monotonic(), LineOfProgress(name, json=args.json), threading.Event()
     with executors(args, name, progress.stage) as where:
         options = replace(options, parallelism=parallelism(args, graph, latest, where.cores))
-        _stop_on_signals(stopping, progress)
         work = CatchingUp(
             loaded=pipeline,
             options=options,
@@ -136,15 +137,18 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
             stopping=stopping,
         )
         try:
-            summary = work.run()
+            with _stop_on_signals(stopping, progress):
+                summary = work.run()
         finally:
             progress.close()
         _sum_up(args, name, summary, options.parallelism, time.monotonic() - began_s)
     return 0
 
 
-def _stop_on_signals(stopping: threading.Event, progress: LineOfProgress) -> None:
-    """The first one asks for an end after the present checkpoint, the second one breaks it off."""
+@contextmanager
+def _stop_on_signals(stopping: threading.Event, progress: LineOfProgress) -> Iterator[None]:
+    """The first one asks for an end after the present checkpoint, the second one breaks it off; a program that goes on
+    afterwards has its own handlers again."""
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stopping.is_set():
@@ -152,9 +156,15 @@ def _stop_on_signals(stopping: threading.Event, progress: LineOfProgress) -> Non
         stopping.set()
         progress.note_from_handler(STOPPING)
 
-    if threading.current_thread() is threading.main_thread():
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, asked)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {each: signal.signal(each, asked) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _sum_up(args: argparse.Namespace, name: str, summary: Summary, parallelism: int, elapsed_s: float) -> None:

@@ -55,7 +55,7 @@ def test_speculation_in_sparks_own_settings(fed: Fed, tmp_path: Path, monkeypatc
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     with command(fed, tmp_path, "backfill", "--spark-log", str(tmp_path / "spark.log")) as driver:
         driver.end(2)
-    assert driver.stderr.read_text().startswith("exactlyonce: spark.speculation is on")
+    assert json.loads(driver.stderr.read_text())["text"].startswith("spark.speculation is on")
     assert "log4j" in (tmp_path / "spark.log").read_text()
     assert f"{fed.name}.checkpoints" not in fed.kafka.admin().list_topics().topics
 
