@@ -112,17 +112,25 @@ def leading_options(args: argparse.Namespace) -> RunOptions:
     return options
 
 
-def parallelism(
-    args: argparse.Namespace, graph: LogicalGraph, latest: Manifest | None, cores: Callable[[], int]
-) -> int:
-    """What was given, or what state that is kept by partition demands, or as many as there are cores."""
+def chosen_parallelism(args: argparse.Namespace, graph: LogicalGraph, latest: Manifest | None) -> int | None:
+    """What was given, or what state that is kept by partition demands; None: as many units as there are cores."""
     from exactlyonce.engines.configuration import read_file
 
     given = args.parallelism or read_file(args.config).get("run", {}).get("parallelism")
     by_partition = any(node.partitioned for node in graph.nodes)
     if given is None and by_partition and latest is not None and latest.operators:
         return latest.operators[0].parallelism
-    return int(given) if given is not None else cores()
+    return int(given) if given is not None else None
+
+
+def default_parallelism(cores: int, most: int, note: Callable[[str], None]) -> int:
+    """As many units as there are *cores*, but no more than *most*, which is noted."""
+    if cores > most:
+        note(
+            f"Spark has {cores} cores, and a checkpoint of this pipeline has room for {most} units of each stage: that "
+            f"many are used"
+        )
+    return min(cores, most)
 
 
 @contextmanager

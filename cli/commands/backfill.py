@@ -23,9 +23,10 @@ from exactlyonce.cli.spark_arguments import (
     add_json,
     add_leading,
     add_spark,
+    chosen_parallelism,
+    default_parallelism,
     executors,
     leading_options,
-    parallelism,
 )
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def catch_up(args: argparse.Namespace) -> int:
 
 def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     from exactlyonce.cli.spark_progress import LineOfProgress
-    from exactlyonce.engines.bounded.catch_up import CatchingUp, refuse_unaligned
+    from exactlyonce.engines.bounded.catch_up import CatchingUp, judge, refuse_unaligned
     from exactlyonce.engines.bounded.leadership import history_if_any, refuse_if_running
     from exactlyonce.engines.bounded.stop_offsets import StopOffsets
     from exactlyonce.engines.savepoints.restoring import is_restored
@@ -123,8 +124,18 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     if not args.take_over:
         refuse_if_running(history)
     began_s, progress, stopping = time.monotonic(), LineOfProgress(name, json=args.json), threading.Event()
+    chosen = chosen_parallelism(args, graph, latest)
+    options = replace(options, parallelism=chosen or 1)
+    judged: list[str] = []
+
+    def note(text: str) -> None:
+        judged.append(text)
+        progress.note(text)
+
+    most = judge(pipeline, options, stop_offsets, None if begins else latest, note)
     with executors(args, name, progress.stage) as where:
-        options = replace(options, parallelism=parallelism(args, graph, latest, where.cores))
+        if chosen is None:
+            options = replace(options, parallelism=default_parallelism(where.cores(), most, progress.note))
         work = CatchingUp(
             loaded=pipeline,
             options=options,
@@ -135,6 +146,7 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
             chunk_records=args.chunk_records,
             follow=follow,
             stopping=stopping,
+            judged=judged,
         )
         try:
             with _stop_on_signals(stopping, progress):

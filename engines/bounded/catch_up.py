@@ -7,7 +7,7 @@ engine, goes on at the last of them. What one part publishes becomes visible at 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -16,16 +16,18 @@ from typing import Protocol
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.advance import Advanced, advance
-from exactlyonce.engines.bounded.capacity import require_room
+from exactlyonce.engines.bounded.capacity import require_room, subtasks_max
 from exactlyonce.engines.bounded.leadership import with_heartbeats
 from exactlyonce.engines.bounded.ranges import Reading, parts, readings
 from exactlyonce.engines.bounded.stages import refuse_loops
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
-from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.submit import Submit, in_process
+from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.source_decoder import NAMED_MAX, Skipped
+from exactlyonce.engines.surroundings.preflight import check_operators
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -66,6 +68,36 @@ def named(skipped: Iterable[Skipped]) -> Iterator[str]:
         if more := sum(part.count for part in parts) - len(sentences):
             where = ", ".join(f"{part.topic}[{part.partition}] {part.count:,}" for part in parts)
             yield f"skipped: source {source!r}: {more:,} more records of the same checkpoint; by partition {where}"
+
+
+def judge(
+    loaded: Loaded, options: RunOptions, stop_offsets: StopOffsets, begun: Manifest | None, note: Callable[[str], None]
+) -> int:
+    """Refuse what cannot work, before a Spark is started and before anybody is fenced; the most subtasks there may be.
+
+    *begun* is the checkpoint that the work goes on from; None: it begins with nothing, or from a savepoint. The
+    parallelism of *options* is judged, too, so that it must be 1 where it is to be chosen later.
+    """
+    physical = plan(loaded.pipeline.build(), options.parallelism)
+    refuse_at_most_once(physical.graph)
+    refuse_loops(physical.graph)
+    leader = PipelineLeader(
+        physical, options, note, lambda *_, **__: None, loaded.reference, (in_process, Path(THIS_MACHINE))
+    )
+    try:
+        leader.look()
+        inputs = leader.inputs
+        if begun is not None:
+            check_operators(physical.graph, begun)
+            inputs.check_continuity(begun)
+            stop_offsets.ends(inputs, inputs.offsets_from(begun))
+        elif options.restoration is None:
+            stop_offsets.ends(inputs, inputs.first_offsets())
+        most = subtasks_max(physical.graph, inputs.counted, leader.outputs)
+    finally:
+        leader.close()
+    require_room(physical.parallelism, most)
+    return most
 
 
 class CatchUpProgress(Protocol):
@@ -125,6 +157,8 @@ class CatchingUp:
     follow: bool = False
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set by whoever wants a clean end: it comes after the present checkpoint."""
+    judged: list[str] = field(default_factory=list)
+    """The notes of `judge`, which are not told again."""
     _told: set[str] = field(default_factory=set)
 
     def run(self) -> Summary:
@@ -133,13 +167,14 @@ class CatchingUp:
         refuse_at_most_once(physical.graph)
         refuse_loops(physical.graph)
         leader = PipelineLeader(
-            physical, self.options, self.progress.note, lambda *_, **__: None,
+            physical, self.options, self._note, lambda *_, **__: None,
             self.loaded.reference, (self.submit, self.staging),
         )  # fmt: skip
         try:
+            leader.look()
+            require_room(physical.parallelism, subtasks_max(physical.graph, leader.inputs.counted, leader.outputs))
             summary = Summary(leader.recover())
             refuse_unaligned(summary.manifest, "{module}:{attribute}".format(**self.loaded.reference))
-            require_room(physical, summary.manifest)
             self._reach(leader, summary)
             idle_s = 0.0
             while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
@@ -151,6 +186,12 @@ class CatchingUp:
         finally:
             leader.close()
         return summary
+
+    def _note(self, text: str) -> None:
+        if text in self.judged:
+            self.judged.remove(text)
+        else:
+            self.progress.note(text)
 
     def _reach(self, leader: PipelineLeader, summary: Summary) -> bool:
         """Advance to the stop offsets of now; False if that is where it stands."""

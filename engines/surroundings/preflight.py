@@ -42,6 +42,11 @@ class Inputs:
         """By topic name."""
         return {name: topic.topic_id for name, topic in self.described.items()}
 
+    @property
+    def counted(self) -> tuple[tuple[str, str, int], ...]:
+        """(source id, topic, partitions) of every source."""
+        return tuple((id, each.topic, self.described[each.topic].partitions) for id, each in self.sources.items())
+
     def start_offsets(self) -> tuple[SourceOffset, ...]:
         """Where a pipeline without a checkpoint begins."""
         return tuple(
@@ -49,6 +54,13 @@ class Inputs:
             for source, each in sorted(self.sources.items())
             for partition, offset in sorted(each.first_offsets(source, self.topics).items())
         )
+
+    def first_offsets(self) -> Offsets:
+        """The same, by source and partition."""
+        found: Offsets = {source: {} for source in self.sources}
+        for each in self.start_offsets():
+            found[each.source][each.partition] = each.offset
+        return found
 
     def offsets_from(self, manifest: Manifest) -> Offsets:
         """Sn of every partition; a partition added since then begins at its beginning."""
@@ -222,6 +234,14 @@ class OutputTopics:
     def counted(self) -> tuple[tuple[str, str, int], ...]:
         """(sink id, topic, partitions) of every sink."""
         return tuple((id, sink.topic, self.described[sink.topic].partitions) for id, sink in self.sinks.items())
+
+    @property
+    def foreseen(self) -> tuple[tuple[str, str, int], ...]:
+        """The same, though topics may be missing, which will be created."""
+        known = {name: topic.partitions for name, topic in self.described.items()}
+        return tuple(
+            (id, sink.topic, known.get(sink.topic, sink.create_partitions or 1)) for id, sink in self.sinks.items()
+        )
 
     def create_missing(self, manifest: Manifest | None, note: Callable[[str], None]) -> None:
         """Create the topics that there are not; Halt if *manifest*, the newest, shows that they were written to."""
