@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.secrets import is_reference
 
 if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 HELP_WIDTH_MAX = 100
 _OPTION = re.compile(r"--\w[\w-]*")
+_SECRET_NAME = re.compile("pass|pwd|secret|token|key|cred|auth|dsn|ur[il]", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"@|://|\w{32}")
+"""Of an address with a login, or a token."""
 _ALONE = ("-h", "--help", "--version")
 """Options that stand without a command."""
 _DURATION: dict[str, Any] = {"metavar": "T"}
@@ -245,12 +249,21 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def named(args: argparse.Namespace) -> str:
-    """The pipeline as it was named, with the names of its parameters, for a command to go on with.
+    """The pipeline as it was named, with its parameters, for a command to go on with.
 
-    >>> named(argparse.Namespace(pipeline="orders:make", param=[("dsn", "postgres://u:secret@h/db")]))
-    'orders:make --param dsn=...'
+    A value that may be a secret, by its parameter's name or its own form, is left out.
+
+    >>> given = [("region", "eu west"), ("dsn", "postgres://u:secret@h/db")]
+    >>> named(argparse.Namespace(pipeline="orders:make", param=given))
+    "orders:make --param 'region=eu west' --param dsn=..."
     """
-    return " ".join([args.pipeline, *(f"--param {shlex.quote(name)}=..." for name, _ in args.param)])
+    shown = (shlex.quote(f"{name}={value}") if _is_harmless(name, value) else f"{shlex.quote(name)}=..."
+             for name, value in args.param)  # fmt: skip
+    return " ".join([args.pipeline, *(f"--param {each}" for each in shown)])
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    return is_reference(value) or not (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
 
 
 def loaded(args: argparse.Namespace) -> Loaded:

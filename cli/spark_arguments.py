@@ -46,7 +46,7 @@ def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> N
     group.add_argument(
         "--master",
         metavar="URL",
-        help="Spark's master (default: that of spark-submit, or of the program's own session; else local[*])",
+        help="Spark's master (default: that of spark-submit, or of the program's own session; else local[*,4])",
     )
     group.add_argument(
         "--spark-conf",

@@ -22,7 +22,7 @@ class LineOfProgress:
     def __init__(self, pipeline: str, *, json: bool) -> None:
         self._pipeline = pipeline
         self._in_terminal = sys.stderr.isatty() and not json
-        self._began_s = time.monotonic()
+        self._began_s = 0.0
         self._total = self._done = self._records = 0
         self._stage = ""
 
@@ -40,7 +40,8 @@ class LineOfProgress:
 
     def began(self, manifest: Manifest, offsets: int) -> None:
         """It goes on from *manifest*."""
-        self._total, self._done = offsets, 0
+        self._total, self._done, self._records = offsets, 0, 0
+        self._began_s = time.monotonic()  # not before: a Spark takes its time to start, and what is followed rests
         if not self._in_terminal:
             self._event("started", checkpoint=manifest.checkpoint, offsets=offsets)
         self._show()
@@ -83,7 +84,7 @@ class LineOfProgress:
         elapsed_s = time.monotonic() - self._began_s
         bar = "#" * (20 * self._done // self._total)
         line = f"[{bar:<20}] {self._done:,} of {self._total:,} offsets  {self._stage}"
-        if self._records:
+        if self._records and elapsed_s:
             left_ms = round(elapsed_s * 1000 * (self._total - self._done) / self._done) if self._done else 0
             line += f"  {self._records / elapsed_s:,.0f} records/s  {duration(left_ms)} left"
         width = shutil.get_terminal_size().columns - 1

@@ -25,7 +25,8 @@ from exactlyonce.pipeline.extras import needing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MASTER_DEFAULT = "local[*]"
+MASTER_DEFAULT = "local[*,4]"
+"""All cores of this machine. As on a cluster, a task is tried four times: its Python worker may have been killed."""
 _SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 """Variables of a program whose Spark somebody else has chosen: spark-submit, or whoever named a Connect server."""
 STDERR = 2

@@ -66,7 +66,7 @@ def test_a_running_pipeline_is_left_alone(
 def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A catch-up without a checkpoint, speculation, a cluster without a staging folder, and wrong stop offsets."""
     wrong = {
-        ("catch-up",): "begin with `exactlyonce backfill bounded_pipelines:broad --param name=...`",
+        ("catch-up",): f"begin with `exactlyonce backfill bounded_pipelines:broad --param name={fed.name}`",
         ("backfill", "--spark-conf", "spark.speculation=true"): "spark.speculation is on",
         ("backfill", "--master", "spark://nowhere:7077"): "--staging is needed with --master",
         ("backfill", "--to", "yesterday"): "is no place to go to",
