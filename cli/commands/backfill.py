@@ -132,7 +132,8 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
         judged.append(text)
         progress.note(text)
 
-    most = judge(pipeline, options, stop_offsets, None if begins else latest, note)
+    begun = None if begins or (history is not None and history.condemned) else latest
+    most = judge(pipeline, options, stop_offsets, begun, note)
     with executors(args, name, progress.stage) as where:
         if chosen is None:
             options = replace(options, parallelism=default_parallelism(where.cores(), most, progress.note))

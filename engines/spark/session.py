@@ -56,7 +56,7 @@ def session(master: str | None, conf: Mapping[str, str], name: str, log: Path | 
     """
     sessions = _session_class()
     if (theirs := _running(sessions)) is not None:
-        _refuse_choices(master, conf)
+        _refuse_choices({"--master": master, "--spark-conf": conf, "--spark-log": log})
         _refuse_speculation_in(theirs)
         yield theirs
         return
@@ -79,10 +79,9 @@ def _running(sessions: type[SparkSession]) -> SparkSession | None:
         return None
 
 
-def _refuse_choices(master: str | None, conf: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if a session that goes on was to be another one."""
-    given = [*(["--master"] if master is not None else []), *(["--spark-conf"] if conf else [])]
-    if given:
+def _refuse_choices(options: Mapping[str, object]) -> None:
+    """Raise `ConfigError` if a session that goes on was to be another one, by any of *options*."""
+    if given := [name for name, value in options.items() if value]:
         raise ConfigError(
             f"This program has a Spark session, and the work goes there: {' and '.join(given)} cannot change it. Leave "
             f"that out, or stop the session first."
