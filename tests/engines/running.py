@@ -67,7 +67,7 @@ class Run:
                 event = self._fresh.get(timeout=0.2)
             except queue.Empty:
                 if self.process.poll() is not None and self._fresh.empty():
-                    raise AssertionError(f"the run ended with {self.process.returncode}: {self.text[-5:]}") from None
+                    raise AssertionError(f"the run ended with {self.process.returncode}: {self.said[-500:]}") from None
                 continue
             if wanted(event):
                 return event
