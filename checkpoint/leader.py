@@ -20,7 +20,7 @@ from exactlyonce.checkpoint.commits.of_stores import StagedCommits
 from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
 from exactlyonce.checkpoint.commits.protocol import CommitProtocol, Refuse
 from exactlyonce.checkpoint.decision import Decided, Dropped, Expire, Unresolved, decide, finalize, finish
-from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
+from exactlyonce.checkpoint.decision_log import DecisionLog, fenced
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.led import Led, Retention
 from exactlyonce.checkpoint.records.committable import coordinator_id, erased_incarnation, transaction_prefix
@@ -136,7 +136,7 @@ class Leader:
         """
         now: History | None = yield from self.log.peek()
         if now is None or now.incarnation_latest:
-            raise Fenced(superseded(self.led.pipeline, 0, now.newest_incarnation if now else None))
+            raise fenced(self.led.pipeline, 0, now.newest_incarnation if now else None)
         raise Halt(self.led.topic_lost(self.log.topic.name, incarnation))
 
     def resume(self, incarnation: int) -> None:

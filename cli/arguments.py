@@ -14,13 +14,18 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.secrets import is_reference
 
 if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
     from exactlyonce.pipeline.graph import LogicalGraph
+    from exactlyonce.pipeline.loading import Loaded
 
 HELP_WIDTH_MAX = 100
 _OPTION = re.compile(r"--\w[\w-]*")
+_SECRET_NAME = re.compile("pass|pwd|secret|token|key|cred|auth|dsn|ur[il]", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"@|://|\w{32}")
+"""Of an address with a login, or a token."""
 _ALONE = ("-h", "--help", "--version")
 """Options that stand without a command."""
 _DURATION: dict[str, Any] = {"metavar": "T"}
@@ -245,36 +250,52 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def named(args: argparse.Namespace) -> str:
-    """The pipeline as it was named, with the names of its parameters, for a command to go on with.
+    """The pipeline as it was named, with its parameters, for a command to go on with.
 
-    >>> named(argparse.Namespace(pipeline="orders:make", param=[("dsn", "postgres://u:secret@h/db")]))
-    'orders:make --param dsn=...'
+    A value that may be a secret, by its parameter's name or its own form, is left out.
+
+    >>> given = [("region", "eu west"), ("dsn", "postgres://u:secret@h/db")]
+    >>> named(argparse.Namespace(pipeline="orders:make", param=given))
+    "orders:make --param 'region=eu west' --param dsn=..."
     """
-    return " ".join([args.pipeline, *(f"--param {shlex.quote(name)}=..." for name, _ in args.param)])
+    shown = (shlex.quote(f"{name}={value}") if _is_harmless(name, value) else f"{shlex.quote(name)}=..."
+             for name, value in args.param)  # fmt: skip
+    return " ".join([args.pipeline, *(f"--param {each}" for each in shown)])
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    return is_reference(value) or not (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+
+
+def loaded(args: argparse.Namespace) -> Loaded:
+    """The pipeline that was named as `module:attribute`; from here on *args* knows whom events are about."""
+    from exactlyonce.pipeline.loading import load
+
+    found = load(str(args.pipeline), dict(args.param))
+    args.subject = found.pipeline.name
+    return found
 
 
 def pipeline_name(args: argparse.Namespace) -> str:
     """The name of the pipeline that the user means, by its name or as `module:attribute`; see `add_pipeline_name`."""
-    from exactlyonce.pipeline.loading import load
     from exactlyonce.pipeline.names import name_problem
 
     text = str(args.pipeline)
     if ":" in text:
-        return load(text, dict(args.param)).pipeline.name
+        return loaded(args).pipeline.name
     if problem := name_problem(text):
         raise ConfigError(f"The name of a pipeline, {problem}. Give the name, or module:pipeline.")
     if args.param:
         raise ConfigError(f"--param is for a function that makes a pipeline, and {text} is a name. Leave it out.")
+    args.subject = text
     return text
 
 
 def name_and_graph(args: argparse.Namespace) -> tuple[str, LogicalGraph | None]:
     """The name of the pipeline that the user means, and its graph where its module was named."""
-    from exactlyonce.pipeline.loading import load
-
     if ":" not in str(args.pipeline):
         return pipeline_name(args), None
-    graph = load(str(args.pipeline), dict(args.param)).pipeline.build()
+    graph = loaded(args).pipeline.build()
     return graph.pipeline_id, graph
 
 

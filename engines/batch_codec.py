@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, overload
 
 import msgspec
 
-from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.operators import Batch, facts_of
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.schema import type_name
@@ -118,7 +118,8 @@ class BatchCodec:
                     f"A record that was to be sent to another worker or round a loop is not a valid "
                     f"{type_name(self._type)}: {found}. It stems from the record at {where}. The job has stopped "
                     f"before it; nothing is lost. Let the function that made it return {type_name(self._type)}, or "
-                    f"declare another type by output=."
+                    f"declare another type by output=.",
+                    **facts_of("", origin),
                 )
         return RecordError(f"Records that were to be sent to another worker cannot be encoded: {error}.")
 

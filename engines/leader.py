@@ -99,6 +99,7 @@ class PipelineLeader:
         self._restoring: Restoring | None = None
         self._unanswered = ""
         """Why the last look for requests failed."""
+        self._has_looked = False
         self.leader: Leader
         """Known once `recover` was called."""
 
@@ -106,7 +107,8 @@ class PipelineLeader:
 
     def recover(self) -> Manifest:
         """Check topics and settings, fence what is older, finish what it decided, and find where to start."""
-        self._open()
+        if not self._has_looked:
+            self.look()
         self._require_alone()
         self._drive(self.leader.begin())
         assert self._log_requests is not None
@@ -130,9 +132,10 @@ class PipelineLeader:
             )
         return manifest
 
-    def _open(self) -> None:
+    def look(self) -> None:
         """Look at everything that there is, delete what was condemned, and refuse what cannot work; nothing is fenced
-        or written yet."""
+        or written yet. `recover` begins with it, unless it was done."""
+        self._has_looked = True
         options, pipeline = self._options, self._plan.graph.pipeline_id
         self._surroundings.look_at_inputs()
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
@@ -296,6 +299,11 @@ class PipelineLeader:
     def inputs(self) -> Inputs:
         """The input topics, as they were when they were last looked at."""
         return self._surroundings.inputs
+
+    @property
+    def outputs(self) -> tuple[tuple[str, str, int], ...]:
+        """(sink id, topic, partitions) of every sink, as the topics are now or will be created."""
+        return self._surroundings.outputs.foreseen
 
     @property
     def offsets(self) -> Offsets:

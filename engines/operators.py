@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import exactlyonce
 from exactlyonce.engines.activity import CHUNK_RECORDS, Activity
-from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, UserError, require_whole, text_of
+from exactlyonce.pipeline.errors import USERS_ERRORS, Facts, RecordError, UserError, require_whole, text_of
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
@@ -63,11 +63,19 @@ def place_of(error: BaseException) -> str:
     return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
-def record_error(whose: str, origin: Origin | None, error: BaseException) -> RecordError:
+def facts_of(operator: str, origin: Origin | None) -> Facts:
+    """The facts of an error: whose it is, and the coordinates of the record, where they are known."""
+    place = (None, None, None) if origin is None else (origin.topic(), origin.partition(), origin.offset())
+    known = zip(("operator", "topic", "partition", "offset"), (operator or None, *place), strict=True)
+    return {name: fact for name, fact in known if fact is not None}
+
+
+def record_error(whose: str, operator: str, origin: Origin | None, error: BaseException) -> RecordError:
     """*error* of a function of the user's, in words *whose*, with the coordinates of the record."""
     return RecordError(
         f"{whose} raised {type(error).__name__}: {text_of(error)}{place_of(error)}, on {_shown(origin)}. The job has "
-        f"stopped before it; nothing is lost. Fix the function or the record, then run again."
+        f"stopped before it; nothing is lost. Fix the function or the record, then run again.",
+        **facts_of(operator, origin),
     )
 
 
@@ -77,7 +85,8 @@ def misfit(sink: str, origin: Origin, error: BaseException) -> RecordError:
     return RecordError(
         f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{text_of(error)}{place_of(error)}. The job has stopped "
         f"before it; nothing is lost. Change the target (a column's type, say), or filter or convert such records "
-        f"before the sink, then run again."
+        f"before the sink, then run again.",
+        **facts_of(sink, origin),
     )
 
 
@@ -120,7 +129,8 @@ class BatchOperator:
             except UserError:
                 raise
             except USERS_ERRORS as error:
-                raise record_error(self.shown, batch.origins[end - length_hint(records) - 1], error) from error
+                origin = batch.origins[end - length_hint(records) - 1]
+                raise record_error(self.shown, self.id, origin, error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, 0 if again else len(done))
         return done
@@ -211,7 +221,8 @@ class Stateful(BatchOperator):
                 outputs += run(fn, batch.keys[chunk], batch.records[chunk])
             except ApplyFailed as failed:
                 cause = failed.__cause__ or failed
-                raise record_error(self.shown, batch.origins[chunk.start + failed.index], cause) from cause
+                origin = batch.origins[chunk.start + failed.index]
+                raise record_error(self.shown, self.id, origin, cause) from cause
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(outputs))
         self.push(expand(outputs, batch.origins) if self.flat else Batch(outputs, batch.origins))
@@ -244,7 +255,7 @@ class Process(BatchOperator):
                 try:
                     self.fn(record, emit)
                 except USERS_ERRORS as error:
-                    raise record_error(self.shown, origin, error) from error
+                    raise record_error(self.shown, self.id, origin, error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(batch.records))
         for name, (records, origins) in emitted.items():
@@ -314,5 +325,6 @@ class SinkOutput(BatchOperator):
                 break
         origin = batch.origins[culprit]
         if isinstance(error, FunctionRaised):
-            return record_error(f"{error.argument}= of sink {self.id!r}", origin, error.__cause__ or error)
+            whose = f"{error.argument}= of sink {self.id!r}"
+            return record_error(whose, self.id, origin, error.__cause__ or error)
         return misfit(self.id, origin, error)

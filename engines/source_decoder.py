@@ -1,22 +1,41 @@
 """The decoder of a source: messages in, records out.
 
 Invariants: a batch is decoded in one pass, whatever is in it: the time is linear in the messages, and nothing is
-decoded twice; every skipped record is counted, and of each batch the first few are named.
+decoded twice; every skipped record is counted, by partition, and of each batch the first few are named.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import length_hint
 from typing import Any
 
+import msgspec
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RawRecord, Readable
-from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.operators import Batch, facts_of
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, require_whole, sendable
 
 NAMED_MAX = 5
 """Of a batch, so many skipped records get a line each; the others share one."""
+
+
+class Skipped(msgspec.Struct):
+    """The records of one partition that were skipped because they do not decode."""
+
+    source: str
+    topic: str
+    partition: int
+    count: int = 0
+    first: list[tuple[int, str]] = []
+    """Of the first few of them, the offset, and a sentence that names the record and what is wrong with it."""
+
+    def add(self, other: Skipped) -> None:
+        """Count records of the same partition that come after these."""
+        self.count += other.count
+        self.first = [*self.first, *other.first][:NAMED_MAX]
 
 
 def _write(line: str) -> None:
@@ -26,12 +45,31 @@ def _write(line: str) -> None:
 class SourceDecoder:
     """Decodes for the source with *id*, counts what it skips, and gives lines about it to *say*."""
 
-    def __init__(self, id: str, source: Readable, say: Callable[[str], None] = _write) -> None:
+    def __init__(
+        self, id: str, source: Readable, say: Callable[[str], None] = _write, before: Iterable[SourceOffset] = ()
+    ) -> None:
+        """*before*: where its partitions begin, with what was skipped up to there."""
         self.id = id
-        self.skipped = 0
+        self.skipped: dict[int, Skipped] = {}
+        """By partition, what it has skipped itself."""
         self._say = say
+        self._before = {each.partition: (each.skipped, each.skipped_at) for each in before}
+        self._last: dict[int, tuple[int, ...]] = {}
+        """By partition, the offsets of the last few."""
         self._on_error = source.on_error
         self._decoder = source.decoder()
+
+    @property
+    def skipped_count(self) -> int:
+        """How many records it has skipped."""
+        return sum(each.count for each in self.skipped.values())
+
+    def noted(self, position: SourceOffset) -> SourceOffset:
+        """*position*, where the partition stands behind all that was decoded, with what was skipped up to there."""
+        count, last = self._before.get(position.partition, (0, ()))
+        if (skipped := self.skipped.get(position.partition)) is not None:
+            count, last = count + skipped.count, (*last, *self._last[position.partition])[-NAMED_MAX:]
+        return msgspec.structs.replace(position, skipped=count, skipped_at=last) if count else position
 
     def decode(self, messages: list[Any]) -> Batch:
         """The batch of *messages*; one that does not decode is an error or is skipped, as the source says."""
@@ -50,7 +88,6 @@ class SourceDecoder:
                 break
         if not bad:
             return Batch(records, messages)
-        self.skipped += len(bad)
         if len(bad) > NAMED_MAX:
             self._say(
                 f"skipped: source {self.id!r}: {len(bad) - NAMED_MAX:,} more records of the same batch, "
@@ -68,10 +105,20 @@ class SourceDecoder:
         if self._on_error == "fail":
             raise RecordError(
                 f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. Fix the type or "
-                f'the producer, or let the source skip such records: on_error="skip".'
+                f'the producer, or let the source skip such records: on_error="skip".',
+                **facts_of(self.id, message),
             ) from error
+        partition, offset = message.partition(), message.offset()
+        skipped = self.skipped.setdefault(partition, Skipped(self.id, message.topic(), partition))
+        skipped.count += 1
+        self._last[partition] = (*self._last.get(partition, ()), offset)[-NAMED_MAX:]
+        if before >= NAMED_MAX and len(skipped.first) >= NAMED_MAX:
+            return
+        sentence = self._undecodable(message, error)
+        if len(skipped.first) < NAMED_MAX:
+            skipped.first.append((offset, sentence))
         if before < NAMED_MAX:
-            self._say(f"skipped: {self._undecodable(message, error)}")
+            self._say(f"skipped: {sentence}")
 
     def _undecodable(self, message: Any, error: BaseException) -> str:
         problem = self._decoder.problem(message, error)

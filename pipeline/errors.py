@@ -48,18 +48,35 @@ Every message says what happened, whose fault it is, and what to do. All of them
 
 from __future__ import annotations
 
+import re
 from asyncio import CancelledError
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 
 INTERRUPTED = 128 + 2
 """As the shell gives it to a command that Ctrl-C has ended."""
+Facts = dict[str, str | int]
+"""What an error is about, by name, for programs: operator (also a source or a sink), topic, partition, offset, ..."""
+_CHOICES = re.compile(r"^  Choices: (.*?)\.?$", re.MULTILINE)
+_BEFORE_A_CHOICE = re.compile(r"^(or )?(\(\d\) )?")
 
 
 class ExactlyOnceError(Exception):
-    """The root of the tree."""
+    """The root of the tree.
+
+    Keyword arguments are its `facts`: what its message says in words, for programs.
+
+    >>> RecordError("orders[0] offset 7 is no Order.", topic="orders", partition=0, offset=7).facts["offset"]
+    7
+    """
 
     exit_code = 1
     """What the `exactlyonce` command ends with."""
+    facts: Mapping[str, str | int] = {}
+
+    def __init__(self, *args: object, **facts: str | int) -> None:
+        super().__init__(*args)
+        if facts:
+            self.facts = facts
 
 
 class UserError(ExactlyOnceError):
@@ -153,9 +170,21 @@ class EndedEarly(ExactlyOnceError):
 
 
 class Halt(ExactlyOnceError):
-    """Going on would break the guarantee. The message names the checkpoint, the offsets and the choices."""
+    """Going on would break the guarantee. The message names the checkpoint, the offsets and the choices.
+
+    Choices are a line of the message, as below: one sentence, divided by semicolons.
+
+    >>> Halt("It is gone.\\n  Choices: (1) restore it; or (2) `exactlyonce reset orders`.").choices
+    ['restore it', '`exactlyonce reset orders`']
+    """
 
     exit_code = 6
+
+    @property
+    def choices(self) -> list[str]:
+        """What its message lists; empty where there is one thing to do, or none."""
+        listed = _CHOICES.search(str(self))
+        return [_BEFORE_A_CHOICE.sub("", each) for each in listed[1].split("; ")] if listed else []
 
 
 class InvariantViolation(ExactlyOnceError):
@@ -214,12 +243,12 @@ def class_name(error: ExactlyOnceError) -> str:
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
 
 
-def made_from(name: str, text: str) -> ExactlyOnceError:
-    """The error that another process has told of by its `class_name` and its message."""
+def made_from(name: str, text: str, facts: Facts) -> ExactlyOnceError:
+    """The error that another process has told of by its `class_name`, its message and its facts."""
     kind = globals().get(name)
     if not (isinstance(kind, type) and issubclass(kind, ExactlyOnceError)):
         raise InvariantViolation(f"Another process told of an unknown error {name!r}: {text}")
-    return kind(text)
+    return kind(text, **facts)
 
 
 def require(condition: object, rule: str) -> None:

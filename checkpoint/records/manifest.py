@@ -94,6 +94,10 @@ class SourceOffset(msgspec.Struct, frozen=True):
     leader_epoch: int = -1
     """In which the last record below the offset was written, if that was read; -1: unknown. It tells a log that was
     truncated and written again."""
+    skipped: int = 0
+    """How many records below the offset were read and skipped, because they do not decode."""
+    skipped_at: tuple[int, ...] = ()
+    """The offsets of the last few of these, in order."""
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True):

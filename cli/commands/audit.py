@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client
+from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client, loaded
 from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, replaying
 
 if TYPE_CHECKING:
@@ -49,14 +49,13 @@ def audit(args: argparse.Namespace) -> int:
     """Run it; the exit code says how it came out."""
     from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.audit.audit import Audit
-    from exactlyonce.pipeline.loading import load
 
     config = client(args)
-    loaded = load(args.pipeline, dict(args.param))
-    progress = LineOfProgress(loaded.pipeline.name)
+    pipeline = loaded(args)
+    progress = LineOfProgress(pipeline.pipeline.name, json=args.json)
     try:
-        with replaying(args, loaded.pipeline.name, progress.stage) as (submit, staging):
-            work = Audit(loaded, config, submit, staging, progress, ignore_foreign=args.ignore_foreign)
+        with replaying(args, pipeline.pipeline.name, progress.stage) as (submit, staging):
+            work = Audit(pipeline, config, submit, staging, progress, ignore_foreign=args.ignore_foreign)
             report = work.run(args.first, args.last)
     finally:
         progress.close()

@@ -143,6 +143,8 @@ class ListedCheckpoint:
         if self.manifest.channel_logs:
             labels["on their way"] = self._in_flight()
         labels |= _sinks_place(self.manifest) if _is_sinks(self.manifest) else sn_by_source(self.manifest)
+        if skipped := list(_skipped(self.manifest)):
+            labels["skipped"] = "; ".join(skipped)
         label_width = max(map(len, labels)) + 2
         for label, content in labels.items():
             yield from text.labelled(label, content.strip(), label_width, width, indent)
@@ -160,6 +162,14 @@ class ListedCheckpoint:
             return "none"
         shown = ", ".join(f"{count} {fate}" for fate, count in sorted(Counter(map(self.fate, names)).items()))
         return f"{shown}; {text.counted(self.manifest.records_committed, 'record')}"
+
+
+def _skipped(manifest: Manifest) -> Iterator[str]:
+    """How many records of each partition do not decode and were skipped up to Sn, and where the last few are."""
+    for each in manifest.offsets:
+        if each.skipped:
+            last = ", ".join(map(str, each.skipped_at))
+            yield f"{each.topic}[{each.partition}] {text.counted(each.skipped, 'record')}, the last at {last}"
 
 
 def _is_sinks(manifest: Manifest) -> bool:

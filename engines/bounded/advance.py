@@ -31,6 +31,7 @@ from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan, plan
+from exactlyonce.engines.source_decoder import Skipped
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Undetermined
 from exactlyonce.pipeline.failpoints import hit
@@ -59,9 +60,10 @@ class Advanced:
         return sum(each.records for each in self.receipts)
 
     @property
-    def skipped(self) -> int:
-        """Of those, skipped because they do not decode."""
-        return sum(each.skipped for each in self.receipts)
+    def skipped(self) -> list[Skipped]:
+        """Of those, skipped because they do not decode, by source and partition."""
+        found = [skipped for each in self.receipts for skipped in each.skipped]
+        return sorted(found, key=lambda skipped: (skipped.source, skipped.partition))
 
     @property
     def records_out(self) -> int:

@@ -266,7 +266,8 @@ class _Builder:
         start, activity, source = self.start, self.built.activity, cast("Readable", node.source)
         mine = share_of(start.offsets[node.id], start.parallelism, start.subtask)
         topic_id = start.topic_ids[source.topic]
-        epochs = {each.partition: each.leader_epoch for each in start.manifest.offsets if each.source == node.id}
+        before = [each for each in start.manifest.offsets if each.source == node.id]
+        epochs = {each.partition: each.leader_epoch for each in before}
         context = ReaderContext(
             source=node.id,
             positions=[
@@ -284,6 +285,7 @@ class _Builder:
             source,
             operator,
             activity,
+            before,
             cautious=self.cautious,
             bounds=self.bounds,
             now_s=activity.now_s,

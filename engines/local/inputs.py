@@ -12,7 +12,7 @@ channel.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from time import perf_counter
@@ -79,6 +79,8 @@ class SourceInput:
     source: Readable
     push: Push
     activity: Activity
+    before: Sequence[SourceOffset] = ()
+    """Where its partitions begin, with what was skipped up to there."""
     triggers: deque[SourceTrigger] = field(default_factory=deque)
     noted: dict[int, tuple[SourceOffset, ...]] = field(default_factory=dict)
     """Sn by checkpoint, until the snapshot takes it."""
@@ -102,12 +104,12 @@ class SourceInput:
     def __post_init__(self) -> None:
         self.pace = slice_pace(cautious=self.cautious, bounds=self.bounds)
         self._phase = f"reading source {self.name!r}"
-        self._decoder = SourceDecoder(self.name, self.source, self.notes.append)
+        self._decoder = SourceDecoder(self.name, self.source, self.notes.append, self.before)
 
     @property
     def skipped(self) -> int:
         """Records skipped because they do not decode."""
-        return self._decoder.skipped
+        return self._decoder.skipped_count
 
     def barrier(self) -> BarrierFrame | None:
         """The oldest barrier that is to be injected, which now lies behind all that was handed out."""
@@ -116,7 +118,7 @@ class SourceInput:
         trigger = self.triggers.popleft()
         for partition, offset in trigger.added.items():
             self.reader.add(partition, offset)
-        self.noted[trigger.frame.checkpoint] = self.reader.positions()
+        self.noted[trigger.frame.checkpoint] = tuple(map(self._decoder.noted, self.reader.positions()))
         self.stopped = trigger.final
         return trigger.frame
 

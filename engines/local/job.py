@@ -423,7 +423,7 @@ class Job:
                 self._feed(events.Room(message.subtask, found=not message.full))
             case msg.WorkerFailed(_, name, said):
                 text = self.options.client.redact(said)
-                self._feed(events.Failed(text, made_from(name, text) if name else None))
+                self._feed(events.Failed(text, made_from(name, text, message.facts) if name else None))
 
     def _restored(self, subtask: int, fingerprint: str) -> None:
         if fingerprint != self.plan.graph.fingerprint():

@@ -174,6 +174,8 @@ class WorkerFailed(msgspec.Struct, tag=True):
     message: str
     unwritten: dict[str, int] = {}
     """As in `Progress`."""
+    facts: dict[str, str | int] = {}
+    """As in `ExactlyOnceError`."""
 
 
 class AllWritten(msgspec.Struct, tag=True):

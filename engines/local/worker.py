@@ -312,7 +312,7 @@ def serve(connection: msg.Connection) -> None:
                         writer.abandon()
     except ExactlyOnceError as error:
         name = class_name(error) if is_fatal(error) else ""
-        connection.send(msg.WorkerFailed(start.subtask, name, sendable(str(error)), unwritten))
+        connection.send(msg.WorkerFailed(start.subtask, name, sendable(str(error)), unwritten, {**error.facts}))
     except Exception as error:  # nobody has foreseen it: the restart is to say why, and the traceback where
         said = f"{type(error).__name__}: {text_of(error)}{place_of(error)}"
         connection.send(msg.WorkerFailed(start.subtask, "", said, unwritten))

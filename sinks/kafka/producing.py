@@ -140,7 +140,7 @@ class ProducingWriter(ABC):
         except KafkaException as error:
             if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 what = f"a record of {len(value or b'') + len(key or b''):,} bytes"
-                raise RecordError(f"sink {self.sink!r}: {too_large(topic, what)}") from None
+                raise RecordError(f"sink {self.sink!r}: {too_large(topic, what)}", operator=self.sink) from None
             raise self._error_of("a record could not be produced", why(self._producer, error.args[0])) from None
         outputs.done = len(outputs.values) - length_hint(values) - full
         self._produced(outputs.done - begin)

@@ -18,6 +18,7 @@ from settled import await_readable
 
 from exactlyonce.checkpoint import leader
 from exactlyonce.cli.main import main
+from exactlyonce.cli.spark_arguments import default_parallelism
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import performer
 from exactlyonce.engines.bounded import catch_up as catching_up
@@ -64,7 +65,7 @@ def test_a_running_pipeline_is_left_alone(
 
 def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = {
-        ("catch-up",): "begin with `exactlyonce backfill bounded_pipelines:broad --param name=...`",
+        ("catch-up",): f"begin with `exactlyonce backfill bounded_pipelines:broad --param name={fed.name}`",
         ("backfill", "--spark-conf", "spark.speculation=true"): "spark.speculation is on",
         ("backfill", "--master", "spark://nowhere:7077"): "--staging is needed with --master",
         ("backfill", "--to", "yesterday"): "is no place to go to",
@@ -75,6 +76,41 @@ def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, caps
     for (name, *options), said in wrong.items():
         assert command(fed, monkeypatch, name, *options) == 2
         assert said in capsys.readouterr().err
+
+
+def test_what_is_refused_before_anybody_is_fenced(
+    fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A width that cannot be, or an end that cannot be reached, is refused before a Spark is started, and the instance
+    that is to give way goes on."""
+    fed.feed(30)
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+    catch_up(fed, loaded, 1, tmp_path)
+    fed.kafka.add_partitions(f"{fed.name}-out", 100)
+    before = fed.history().incarnation_latest
+    with pytest.raises(ConfigError, match=r"Use --parallelism \d+ at most"):
+        catch_up(fed, loaded, 120, tmp_path)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    wrong = {
+        ("--parallelism", "120"): "is more than a checkpoint of this pipeline has room for",
+        ("--parallelism", "129"): "can be spread over 128 subtasks at most",
+        ("--to", f'{{"{fed.name}-in": {{"0": 1}}}}'): f"Every partition of {fed.name}-in needs an end",
+        (): "Spark needs Java 17 or 21",
+    }
+    for options, said in wrong.items():
+        assert command(fed, monkeypatch, "catch-up", "--take-over", *options) == 2
+        assert said in capsys.readouterr().err
+    assert fed.history().incarnation_latest == before
+
+
+def test_the_default_width_is_what_there_is_room_for() -> None:
+    """More cores than units that a checkpoint has room for: so many units, and a note."""
+    notes: list[str] = []
+    assert default_parallelism(200, 128, notes.append) == 128
+    (note,) = notes
+    assert note.startswith("Spark has 200 cores, and a checkpoint of this pipeline has room for 128 units")
+    assert default_parallelism(4, 128, notes.append) == 4
+    assert len(notes) == 1
 
 
 def test_stop_offsets(fed: Fed, tmp_path: Path) -> None:

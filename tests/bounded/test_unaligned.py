@@ -102,7 +102,7 @@ def test_spark_goes_on_from_aligned_checkpoints_only(
         assert main([command, *target, "--take-over", "--bootstrap-servers", kafka.bootstrap_servers]) == 2
         said = capsys.readouterr().err
         assert "is unaligned" in said
-        assert f"`exactlyonce run {target[0]} --param name=... --param pause_ms=... --until latest`" in said
+        assert f"`exactlyonce run {target[0]} --param name={topic_name} --param pause_ms=1 --until latest`" in said
     assert job.history.newest_incarnation == incarnation
     loaded = load_pipeline("pipelines", "slow_behind_a_shuffle", topic_name, pause_ms="1")
     options = RunOptions(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}), parallelism=2)

@@ -94,7 +94,21 @@ def test_a_pipeline_is_named_by_the_function_that_makes_it(
         pipeline_name(parser().parse_args([*command, "orders-eu", "--param", "region=eu"]))
 
 
-def test_a_command_to_go_on_with_names_parameters_only() -> None:
-    """The value of one may be a secret, and what is printed is kept in logs."""
-    args = parser().parse_args(["backfill", "orders:make", "--param", "dsn=postgres://u:secret@h/db"])
-    assert named(args) == "orders:make --param dsn=..."
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("region=eu", "region=eu"),
+        ("region=eu west", "'region=eu west'"),
+        ("minimum=10", "minimum=10"),
+        ("dsn=env:ORDERS_DSN", "dsn=env:ORDERS_DSN"),
+        ("dsn=postgres://u:secret@h/db", "dsn=..."),
+        ("target=postgres://u:secret@h/db", "target=..."),
+        ("api_token=short", "api_token=..."),
+        ("DB_PASSWORD=short", "DB_PASSWORD=..."),
+        ("x=0123456789abcdef0123456789abcdef", "x=..."),
+    ],
+)
+def test_a_command_to_go_on_with(given: str, shown: str) -> None:
+    """It can be pasted as it is, but for a value that may be a secret, for what is printed is kept in logs."""
+    args = parser().parse_args(["backfill", "orders:make", "--param", given])
+    assert named(args) == f"orders:make --param {shown}"

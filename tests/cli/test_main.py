@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -132,6 +133,32 @@ def test_errors_that_a_user_can_fix(command: Command, arguments: tuple[str, ...]
     assert ended.err.startswith("exactlyonce: ")
     assert message in ended.err
     assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "m:wrong"), ("run", "m:wrong", "--verbose"), ("backfill", "m:wrong"), ("catch-up", "m:wrong"),
+        ("audit", "m:wrong"), ("doctor", "m:wrong"), ("checkpoints", "m:wrong"), ("savepoint", "m:wrong"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_errors_in_json(command: Command, arguments: tuple[str, ...]) -> None:
+    """With --json an error is one line of JSON on stderr, and nothing else is there, whatever the command."""
+    (command.folder / "m.py").write_text("from exactlyonce import Pipeline\ndef wrong() -> Pipeline: return 1\n")
+    given = arguments if "--verbose" in arguments else (*arguments, "--json")
+    ended = command(*given, "--bootstrap-servers", "h:1")
+    assert (ended.code, ended.out) == (2, "")
+    (event,) = map(json.loads, ended.err.splitlines())
+    assert (event["event"], event["code"], event["error"]) == ("failed", 2, "ConfigError")
+    assert event["pipeline"] is None
+    assert "must return a Pipeline" in event["text"]
+
+
+def test_a_traceback_in_json(command: Command) -> None:
+    ended = command("checkpoints", "m:p", "--json", "--bootstrap-servers", "h:1", EXACTLYONCE_DEBUG="1")
+    (event,) = map(json.loads, ended.err.splitlines())
+    assert event["traceback"].startswith("Traceback (most recent call last):\n")
 
 
 def test_traceback_on_demand(command: Command) -> None:

@@ -99,6 +99,19 @@ def test_a_second_stop(orders: Orders) -> None:
     assert_exact(orders)
 
 
+def test_a_takeover_in_json(orders: Orders) -> None:
+    """Whoever is fenced tells as its last event who took over, and no line of it is text."""
+    with orders.command.start("run", "orders:pipeline", "--json", "--checkpoint-interval", "100ms") as process:
+        awaited("checkpoint", process.stderr)
+        orders.ran()
+        *_, last = events(process.stderr)
+        assert process.wait(LIMIT_S) == 5
+    told = {name: last[name] for name in ("event", "code", "pipeline", "by_incarnation", "by_process")}
+    assert told == {
+        "event": "taken_over", "code": 5, "pipeline": orders.name, "by_incarnation": 2, "by_process": os.getpid()
+    }  # fmt: skip
+
+
 def test_in_a_terminal(orders: Orders) -> None:
     ours, theirs = pty.openpty()
     options = ("--inline", "--checkpoint-interval", "100ms", "--stop-timeout", "10m")
@@ -148,6 +161,13 @@ def test_refusals(orders: Orders) -> None:
     message = ended.err.splitlines()[-1]
     assert (ended.code, message.startswith("exactlyonce: "), "Traceback" in ended.err) == (3, True, False), ended
     assert [text in message for text in (topic, str(offset), "$.total")] == [True] * 3, message
+    *_, event = orders.run("--json").err.splitlines()
+    told = json.loads(event)
+    assert told["event"] == "failed"
+    assert {name: told[name] for name in ("pipeline", "code", "error", "operator", "topic", "partition", "offset")} == {
+        "pipeline": orders.name, "code": 3, "error": "RecordError",
+        "operator": "orders", "topic": topic, "partition": 1, "offset": offset,
+    }  # fmt: skip
     orders.change((topic, f"{orders.name}-ordres"))
     ended = orders.run()
     assert (ended.code, f"topic {orders.name}-ordres" in ended.err, "Traceback" in ended.err) == (2, True, False), ended

@@ -19,6 +19,7 @@ from exactlyonce.cli import asking
 from exactlyonce.cli.commands import savepoint
 from exactlyonce.cli.commands.savepoint import _newest
 from exactlyonce.cli.commands.savepoints import as_text
+from exactlyonce.cli.lines import new_namespace
 from exactlyonce.cli.main import parser
 from exactlyonce.pipeline.errors import ConfigError
 from tests.cli.conftest import manifest
@@ -84,7 +85,7 @@ def test_what_others_have_asked_for_stays(
 ) -> None:
     """Who exports a savepoint lets go of it in the topic, unless the run has taken it for others as well."""
     deleted: list[int] = []
-    taking(*requests, delete=lambda config, pipeline, checkpoint, timeout_ms: deleted.append(checkpoint))
+    taking(*requests, delete=lambda config, pipeline, checkpoint, timeout_ms, note: deleted.append(checkpoint))
     assert savepoint.savepoint(parser().parse_args(EXPORTED)) == 0
     shared = len(requests) > 1
     assert deleted == ([] if shared else [1])
@@ -122,7 +123,7 @@ def test_an_export_is_named_once_it_is_whole(
 
     taking("mine", delete=delete)
     with pytest.raises(KeyboardInterrupt):
-        savepoint.savepoint(parser().parse_args(line))
+        savepoint.savepoint(parser().parse_args(line, new_namespace()))
     assert "file:///backups/totals-1-1f2e3d4c" in shown[0]
     assert "savepoints delete totals 1`" in capsys.readouterr().err
 

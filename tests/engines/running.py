@@ -67,7 +67,7 @@ class Run:
                 event = self._fresh.get(timeout=0.2)
             except queue.Empty:
                 if self.process.poll() is not None and self._fresh.empty():
-                    raise AssertionError(f"the run ended with {self.process.returncode}: {self.text[-5:]}") from None
+                    raise AssertionError(f"the run ended with {self.process.returncode}: {self.said[-500:]}") from None
                 continue
             if wanted(event):
                 return event
@@ -92,7 +92,7 @@ class Run:
 
     @property
     def said(self) -> str:
-        return "\n".join([*self.text, *(event["text"] for event in self.events if event["event"] == "note")])
+        return "\n".join([*self.text, *(event["text"] for event in self.events if "text" in event)])
 
 
 def orders(count: int, customers: int = 17, first: int = 0) -> list[tuple[str, str]]:
@@ -120,7 +120,7 @@ def run_here(servers: str, target: str, *arguments: str) -> Ended:
         except ValueError:
             said.append(line)
         else:
-            said += [event["text"]] if event["event"] == "note" else []
+            said += [event["text"]] if "text" in event else []
     assert "Traceback" not in stderr.getvalue()
     return Ended(code, "\n".join(said))
 

@@ -52,7 +52,7 @@ def test_what_does_not_decode_is_left_out(good: Any, metadata: bool, capsys: pyt
     assert [record.id for record in records] == expected
     assert [origin.offset() for origin in batch.origins] == expected
     bad = COUNT - len(expected)
-    assert decoder.skipped == bad
+    assert decoder.skipped_count == bad
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == (NAMED_MAX + 1 if bad else 0)
     if bad:
@@ -89,4 +89,4 @@ def test_the_first_bad_record_fails_the_job(capsys: pytest.CaptureFixture[str]) 
     decoder = SourceDecoder("orders", KafkaSource("orders", value=Order))
     with pytest.raises(RecordError, match=r"orders\[3\] offset 7"):
         decoder.decode(batch_of(lambda number: number < 7))
-    assert (decoder.skipped, capsys.readouterr().err) == (0, "")
+    assert (decoder.skipped_count, capsys.readouterr().err) == (0, "")

@@ -115,8 +115,8 @@ def test_what_is_neither_true_nor_false_is_an_error_of_the_record() -> None:
 
 
 def test_any_error_has_a_text() -> None:
-    assert "it cannot say what: its text raised KeyError" in str(record_error("Operator 'op'", None, Mute()))
-    said = str(record_error("Operator 'op'", None, ValueError("caf\udce9")))
+    assert "it cannot say what: its text raised KeyError" in str(record_error("Operator 'op'", "op", None, Mute()))
+    said = str(record_error("Operator 'op'", "op", None, ValueError("caf\udce9")))
     assert said.encode()
     assert "caf\\udce9" in said
 

@@ -136,7 +136,8 @@ class _Assembler:
 
     def _read(self, node: Node) -> None:
         source, unit = cast("Readable", node.source), self.unit
-        decoder = SourceDecoder(node.id, source)
+        base = [noted for noted in unit.base.offsets if noted.source == node.id]
+        decoder = SourceDecoder(node.id, source, _unsaid, base)  # the receipt names what it skips
         self.made.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(self.unit.readings)))
 
@@ -146,11 +147,7 @@ class _Assembler:
             )
 
         client = {"group.id": self.plan.graph.pipeline_id, **unit.client}
-        known = {
-            (noted.partition, noted.offset): noted.leader_epoch
-            for noted in self.unit.base.offsets
-            if noted.source == node.id
-        }
+        known = {(noted.partition, noted.offset): noted.leader_epoch for noted in base}
         for each in unit.readings:
             if each.source == node.id:
                 epoch = known.get((each.partition, each.start), -1)
@@ -273,6 +270,10 @@ class _Clients:
 
 def _refuse(said: str) -> None:
     raise InvariantViolation(f"a unit opens no transaction, and gives up no record: {said}")
+
+
+def _unsaid(line: str) -> None:
+    """Whoever is told where a unit runs: nobody reads the stderr of an executor."""
 
 
 def _nothing(batch: ops.Batch) -> None:

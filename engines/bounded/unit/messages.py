@@ -13,6 +13,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.unit.staging import ChannelFile, OutputFile
+from exactlyonce.engines.source_decoder import Skipped
 
 
 class Unit(msgspec.Struct, frozen=True, tag="unit"):
@@ -62,8 +63,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[OutputFile, ...]
     records: int
     """Messages read from topics."""
-    skipped: int
-    """Of those, skipped because they do not decode."""
+    skipped: tuple[Skipped, ...]
+    """Of those, skipped because they do not decode, by partition."""
     began_ms: int
     ended_ms: int
     label: str
@@ -96,10 +97,11 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """Work that no further attempt would do better: the name of an error of `pipeline.errors`, and its text."""
+    """Work that no further attempt would do better: the name of an error of `pipeline.errors`, its text and facts."""
 
     error: str
     text: str
+    facts: dict[str, str | int] = {}
 
 
 def tries_before(attempt_label: str) -> int:
