@@ -2,7 +2,8 @@
 
 A batch is three parallel lists: records, the messages they stem from, and, below a `key_by`, canonical keys. An
 operator takes a batch and pushes what it makes of it to the operators behind it, within the same call. An error of the
-user's function is raised as `RecordError` with the coordinates of the record it was called with.
+user's function is raised as `RecordError` with the coordinates of the record it was called with; an outage that it met,
+as `Unavailable`, for which the job restarts.
 
 An operator works in chunks and breathes between them, for a user's function may take any time. A breath comes outside
 of whatever turns errors into record errors, and before the batch's outputs go on: what is polled there (the writers of
@@ -16,13 +17,15 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, compress, repeat
 from operator import length_hint
 from typing import Any, Protocol
 
 import exactlyonce
 from exactlyonce.engines.activity import CHUNK_RECORDS, Activity
-from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, UserError, require_whole, text_of
+from exactlyonce.engines.outage import is_outage, pause, retried
+from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, UserError, require_whole, text_of
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
@@ -63,16 +66,20 @@ def place_of(error: BaseException) -> str:
     return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
-def record_error(whose: str, origin: Origin | None, error: BaseException) -> RecordError:
+def record_error(whose: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
     """*error* of a function of the user's, in words *whose*, with the coordinates of the record."""
+    raised = f"{whose} raised {type(error).__name__}: {text_of(error)}{place_of(error)}, on {_shown(origin)}."
+    if is_outage(error):
+        return Unavailable(f"{raised} That is an outage: nothing is skipped or lost, and the record comes again.")
     return RecordError(
-        f"{whose} raised {type(error).__name__}: {text_of(error)}{place_of(error)}, on {_shown(origin)}. The job has "
-        f"stopped before it; nothing is lost. Fix the function or the record, then run again."
+        f"{raised} The job has stopped before it; nothing is lost. Fix the function or the record, then run again."
     )
 
 
-def misfit(sink: str, origin: Origin, error: BaseException) -> RecordError:
+def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
     """*error* of a sink on a record that its target cannot take, with the coordinates of the record."""
+    if is_outage(error):
+        return record_error(f"The codec of sink {sink!r}", origin, error)
     kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
     return RecordError(
         f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{text_of(error)}{place_of(error)}. The job has stopped "
@@ -117,9 +124,9 @@ class BatchOperator:
             try:
                 done += map(fn, records)
                 require_whole(done, end)
-            except UserError:
-                raise
             except USERS_ERRORS as error:
+                if isinstance(error, UserError) and not isinstance(error, Unavailable):
+                    raise
                 raise record_error(self.shown, batch.origins[end - length_hint(records) - 1], error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, 0 if again else len(done))
@@ -291,28 +298,31 @@ class SinkOutput(BatchOperator):
 
     writer: Writer
     encoder: SinkEncoder
+    sleep: Callable[[float], None] = field(default=pause, kw_only=True)
 
     def __call__(self, batch: Batch) -> None:
         if not batch.records:
             return
         entered_s = self.activity.enter(self.id)
         try:
-            outputs = self.encoder.encode(batch.records)
+            outputs = retried(partial(self.encoder.encode, batch.records), self.sleep)
         except USERS_ERRORS as error:
             raise self._refused(batch, error) from error
         self.activity.leave(self.id, entered_s, len(batch.records))
         self.writer.write(outputs)
 
-    def _refused(self, batch: Batch, error: BaseException) -> RecordError:
-        """Of the first record that cannot be encoded; encoding is free of effects, so it is tried again one by one."""
+    def _refused(self, batch: Batch, error: BaseException) -> RecordError | Unavailable:
+        """Of the first record that cannot be encoded; encoding is free of effects, so it is tried again one by one.
+
+        During an outage nothing is tried again, and no record named."""
         culprit = 0
-        for place, record in enumerate(batch.records):
+        for place, record in enumerate(() if is_outage(error) else batch.records):
             try:
                 self.encoder.encode([record])
             except USERS_ERRORS as found:
                 culprit, error = place, found
                 break
-        origin = batch.origins[culprit]
+        origin = None if is_outage(error) else batch.origins[culprit]
         if isinstance(error, FunctionRaised):
             return record_error(f"{error.argument}= of sink {self.id!r}", origin, error.__cause__ or error)
         return misfit(self.id, origin, error)

@@ -1,7 +1,8 @@
 """The decoder of a source: messages in, records out.
 
-Invariants: a batch is decoded in one pass, whatever is in it: the time is linear in the messages, and nothing is
-decoded twice; every skipped record is counted, and of each batch the first few are named.
+Invariants: a batch is decoded in one pass, whatever is in it: the time is linear in the messages, and no record
+that decodes is decoded twice; every skipped record is counted, and of each batch the first few are named; a record is
+skipped only for what `engines.outage` calls a bad one.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from operator import length_hint
 from typing import Any
 
 from exactlyonce.connectors.source import RawRecord, Readable
-from exactlyonce.engines.operators import Batch
-from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, require_whole, sendable
+from exactlyonce.engines.operators import Batch, place_of
+from exactlyonce.engines.outage import RETRY_PAUSES_S, is_bad_record, is_outage, pause
+from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
 
 NAMED_MAX = 5
 """Of a batch, so many skipped records get a line each; the others share one."""
@@ -26,26 +28,45 @@ def _write(line: str) -> None:
 class SourceDecoder:
     """Decodes for the source with *id*, counts what it skips, and gives lines about it to *say*."""
 
-    def __init__(self, id: str, source: Readable, say: Callable[[str], None] = _write) -> None:
+    def __init__(
+        self,
+        id: str,
+        source: Readable,
+        say: Callable[[str], None] = _write,
+        sleep: Callable[[float], None] = pause,
+    ) -> None:
         self.id = id
         self.skipped = 0
         self._say = say
+        self._sleep = sleep
         self._on_error = source.on_error
         self._decoder = source.decoder()
 
     def decode(self, messages: list[Any]) -> Batch:
-        """The batch of *messages*; one that does not decode is an error or is skipped, as the source says."""
-        values, decode = iter(self._decoder.parts(messages)), self._decoder.decode
+        """The batch of *messages*; one that does not decode is an error or is skipped, as the source says.
+
+        Raises `Unavailable` where the codec still meets an outage after `RETRY_PAUSES_S`.
+        """
+        parts, decode = self._decoder.parts(messages), self._decoder.decode
+        values = iter(parts)
         records: list[Any] = []
         bad: list[int] = []
+        retried, retries = -1, 0
         while True:
             try:
                 records.extend(map(decode, values))  # what was decoded before an error is kept
                 require_whole(records, len(messages) - len(bad))
             except USERS_ERRORS as error:
                 place = len(messages) - length_hint(values) - 1
-                self._skip(messages[place], error, len(bad))
-                bad.append(place)
+                if is_outage(error):
+                    retries = retries + 1 if place == retried else 0
+                    if retries == len(RETRY_PAUSES_S):
+                        raise self._unavailable(messages[place], error) from error
+                    self._sleep(RETRY_PAUSES_S[retries])
+                    retried, values = place, iter(parts[place:])
+                else:
+                    self._skip(messages[place], error, len(bad))
+                    bad.append(place)
             else:
                 break
         if not bad:
@@ -65,6 +86,13 @@ class SourceDecoder:
 
     def _skip(self, message: Any, error: BaseException, before: int) -> None:
         """Say that *message* is skipped, unless *before*, those of its batch so far, are enough; or raise."""
+        if not is_bad_record(error):
+            raise RecordError(
+                f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. "
+                f"{type(error).__name__}{place_of(error)} says neither that the record is bad nor that something is "
+                f"away, so it is never skipped. Fix the codec: let it raise ValueError for a bad record, and "
+                f"exactlyonce.Unavailable for an outage."
+            ) from error
         if self._on_error == "fail":
             raise RecordError(
                 f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. Fix the type or "
@@ -72,6 +100,14 @@ class SourceDecoder:
             ) from error
         if before < NAMED_MAX:
             self._say(f"skipped: {self._undecodable(message, error)}")
+
+    def _unavailable(self, message: Any, error: BaseException) -> Unavailable:
+        return Unavailable(
+            sendable(
+                f"Source {self.id!r}: the codec met an outage at {_place(message)}: {type(error).__name__}: "
+                f"{text_of(error)}{place_of(error)}. Nothing is skipped or lost: the record is decoded again."
+            )
+        )
 
     def _undecodable(self, message: Any, error: BaseException) -> str:
         problem = self._decoder.problem(message, error)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from exactlyonce import Context, Emit, Output, Pipeline, Stream
+from exactlyonce import Codec, Context, Emit, Output, Pipeline, Stream
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -87,6 +87,21 @@ def strict(name: str) -> Pipeline:
 def skipping(name: str) -> Pipeline:
     """`linear`, skipping what does not decode."""
     return _totals(name, on_error="skip")
+
+
+def registered(name: str, away: str) -> Pipeline:
+    """A copy that skips what does not decode, by a codec that asks a registry: it is away while file *away* exists."""
+
+    def decode(data: bytes) -> Order:
+        if Path(away).exists():
+            raise ConnectionRefusedError("no registry today")
+        return msgspec.json.decode(data, type=Order)
+
+    pipeline = Pipeline(name)
+    codec = Codec("registered", Order, encode=msgspec.json.encode, decode=decode)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=codec, on_error="skip"))
+    orders.sink("out", KafkaSink(f"{name}-copies"))
+    return pipeline
 
 
 def renamed(name: str) -> Pipeline:

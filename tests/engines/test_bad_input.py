@@ -7,6 +7,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -113,6 +114,21 @@ def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> 
     assert 1 < ended.said.count("skipped: ") <= 100, "a few for each batch"
     assert ended.text == []
     job.assert_totals()
+
+
+def test_a_registry_that_is_away_loses_no_record(kafka: KafkaCluster, job_of: JobOf, tmp_path: Path) -> None:
+    """Though the source skips bad records: the job restarts as its strategy says, and the next run reads all."""
+    away = tmp_path / "away"
+    away.touch()
+    job = job_of("registered", "--param", f"away={away}", partitions=1)
+    kafka.create_topic(f"{job.name}-copies")
+    job.feed(50)
+    said = job.finish_here("--restart", "none", code=1)
+    assert "no registry today" in said
+    assert "skipped: " not in said
+    away.unlink()
+    job.finish_here()
+    job.assert_copies()
 
 
 def test_an_operator_that_cannot_be_opened(job_of: JobOf) -> None:
