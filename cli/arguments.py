@@ -72,8 +72,8 @@ KEEPING_STATE: dict[str, tuple[dict[str, Any], str]] = {
     "state-folder": ({"metavar": "PATH"}, "where rocksdb keeps local files (default: in the user's cache)"),
 }
 """Where workers keep their state; likewise."""
-RESTORING = ("from_savepoint", "map", "allow_dropped_state", "rewind")
-"""What says from which savepoint a run begins."""
+RESTORING = ("from_savepoint", "map", "allow_dropped_state", "rewind", "allow_dropped_fields")
+"""What says from which savepoint a run begins, and what of the state may be left behind."""
 Command = Callable[[argparse.Namespace], int]
 Commands = Any  # argparse's own type for it is private
 
@@ -194,6 +194,12 @@ def add_restoring(group: argparse._ActionsContainer) -> None:
         action="store_const",
         const=True,
         help="go back to savepoint N, though there are newer checkpoints: output since then is written again",
+    )
+    group.add_argument(
+        "--allow-dropped-fields",
+        action="store_const",
+        const=True,
+        help="leave behind fields of states that the code does not have, whatever they hold; also without a savepoint",
     )
 
 

@@ -66,6 +66,7 @@ _DIRECT = {
     "kafka",
     "inline",
     "accept_loss",
+    "allow_dropped_fields",
     "restart",
     *RESTORING,
     *_RUN,
@@ -141,6 +142,7 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
         restart=_restart(given.get("restart") or file.get("restart", {})),
         inline=bool(given.get("inline", False)),
         accept_loss=given.get("accept_loss"),
+        allow_dropped_fields=bool(given.get("allow_dropped_fields", False)),
         restoration=_restoration(given, file.get("run", {})),
         **{key: value for key, value in run.items() if value is not None},
     )

@@ -153,7 +153,8 @@ class PipelineLeader:
         self._storages.of(options.checkpoint.storage).check(in_use=in_use(history, options.checkpoint.storage))
         require_own_place(self._storages, history, options.checkpoint.storage)
         if history.latest is not None and not led.goes_on_from_savepoint(history.latest):
-            require_readable(self._plan.graph, history.latest, self._storages.of(history.storage))
+            blocks, drops = self._storages.of(history.storage), options.allow_dropped_fields
+            require_readable(self._plan.graph, history.latest, blocks, self._note, drops_fields=drops)
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         self._replays = ReplayRepair(
             Loaded(load_reference(self._reference), self._reference), options.client, self._timeout_ms,
@@ -212,6 +213,7 @@ class PipelineLeader:
             storages=self._storages,
             storage=self._options.checkpoint.storage,
             note=self._note,
+            drops_fields=self._options.allow_dropped_fields,
         )
         return Restoring(asked, around, history)
 
@@ -414,6 +416,7 @@ class PipelineLeader:
             "transaction_timeout_ms": self._timeout_ms,
             "topic": self.topic,
             "storage": self._options.checkpoint.storage,
+            "drops_fields": self._options.allow_dropped_fields,
         }
 
     def added_for(self, subtask: int) -> Offsets:

@@ -56,6 +56,8 @@ class RunOptions:
     """All in one process, for a debugger."""
     restoration: Restoration | None = None
     """The savepoint to begin from; None: the run goes on from its newest checkpoint."""
+    allow_dropped_fields: bool = False
+    """Whether fields of states that their types do not have are given up, whatever they hold."""
     checkpoint_partitions: int = 5
     """Of the checkpoint topic, when it is created."""
 

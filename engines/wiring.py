@@ -107,9 +107,10 @@ def table_of(
     reader: Blocks,
     touched: Collection[int] | None = None,
     *,
+    drops_fields: bool,
     backend: StateBackend,
 ) -> Table[Any]:
-    """The table of *node* in *subtask*, with what *manifest* has of it.
+    """The table of *node* in *subtask*, with what *manifest* has of it; *drops_fields*: see `VersionedState`.
 
     With *touched*, only the state of these key groups is read; that of the subtask's others is carried over.
     """
@@ -125,5 +126,6 @@ def table_of(
         snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[subtask],))
     with whole_or_halt(manifest):
         return restore_table(
-            node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader, touched, backend=backend
-        )
+            node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader, touched,
+            drops_fields=drops_fields, backend=backend,
+        )  # fmt: skip

@@ -219,7 +219,7 @@ class LogicalGraph:
         if node.kind is Kind.KEY_BY:
             described |= {"record": schema.describe(node.type), "partitioned": node.partitioned}
         if node.stateful:
-            described["state"] = node.kept.schema
+            described["state"] = node.kept.layout
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}
         if node.source:
             described["source"] = node.source.describe()

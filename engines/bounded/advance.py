@@ -145,6 +145,7 @@ def _common(
         origins=False,
         folder=str(folder),
         storage=options.checkpoint.storage,
+        drops_fields=options.allow_dropped_fields,
         incremental=options.checkpoint.incremental,
     )
 

@@ -260,7 +260,7 @@ class _Builder:
         start = self.start
         return table_of(
             node, self.plan.graph, start.parallelism, start.subtask, start.manifest, self.reader,
-            backend=self.built.backend,
+            drops_fields=start.drops_fields, backend=self.built.backend,
         )  # fmt: skip
 
     def _source(self, node: Node, operator: ops.Push) -> SourceInput:

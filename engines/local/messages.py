@@ -51,6 +51,8 @@ class Start(msgspec.Struct, tag=True):
     """The checkpoint topic."""
     storage: str = ""
     """Where blocks are kept; see `Manifest.storage`."""
+    drops_fields: bool = False
+    """`VersionedState.drops_fields`, of all states."""
 
 
 class Trigger(msgspec.Struct, tag=True):

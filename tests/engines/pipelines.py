@@ -47,6 +47,10 @@ def _by_customer(total: Total) -> str:
     return total.customer
 
 
+def _customer(order: Order) -> str:
+    return order.customer
+
+
 def _totals(
     name: str,
     prepare: Prepare = lambda orders: orders,
@@ -101,6 +105,22 @@ def registered(name: str, away: str) -> Pipeline:
     codec = Codec("registered", Order, encode=msgspec.json.encode, decode=decode)
     orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=codec, on_error="skip"))
     orders.sink("out", KafkaSink(f"{name}-copies"))
+    return pipeline
+
+
+def tallied(name: str, code: Literal["before", "after", "counting"]) -> Pipeline:
+    """A sum for each customer. Code *after* the one *before* knows a count too, and *counting* code changes it."""
+    count = [("count", int, 0)] if code != "before" else []
+    tally: Any = msgspec.defstruct("Tally", [("sum", int), *count])
+
+    def fold(state: Any, order: Order) -> tuple[Any, Total]:
+        sum = (state.sum if state else 0) + order.total
+        return tally(sum, *([1] if code == "counting" else [])), Total(order.id, order.customer, sum)
+
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    totals = orders.key_by(_customer).stateful_map("totals", fold, state=tally, output=Total)
+    totals.sink("out", KafkaSink(f"{name}-out", create_partitions=1))
     return pipeline
 
 

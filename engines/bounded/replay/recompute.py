@@ -176,6 +176,7 @@ def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, 
         origins=origins,
         folder=str(folder),
         storage=manifest.storage,
+        drops_fields=True,  # as the run did that took the checkpoint, if its code has fewer; no state is written here
     )
 
 

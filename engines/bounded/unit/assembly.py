@@ -240,7 +240,7 @@ class _Assembler:
         known = len(edges) == len(node.inputs) and not self.before
         return table_of(
             node, self.plan.graph, unit.parallelism, unit.subtask, unit.base, self.blocks,
-            touched=touched if known else None, backend=in_memory(),
+            touched=touched if known else None, drops_fields=unit.drops_fields, backend=in_memory(),
         )  # fmt: skip
 
 

@@ -48,6 +48,8 @@ class Unit(msgspec.Struct, frozen=True, tag="unit"):
     """Where files are staged."""
     storage: str = ""
     """Where blocks are kept; see `Manifest.storage`."""
+    drops_fields: bool = False
+    """`VersionedState.drops_fields`, of all states."""
     incremental: bool = True
     """`CheckpointSettings.incremental`."""
     left: dict[str, int] = msgspec.field(default_factory=dict)

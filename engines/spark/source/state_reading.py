@@ -117,7 +117,13 @@ def plan_state(options: StateOptions) -> StatePlan:
     graph = loaded.pipeline.build() if loaded is not None else None
     source, checkpoint, written, version = _exported(options) if options.url else _in_topic(options)
     if graph is not None and written is not None:
-        _type_of(graph, options).require_readable(written, version)
+        today = _type_of(graph, options)
+        today.require_readable(written, version)
+        if gone := today.dropped(written, version):
+            raise ConfigError(
+                f"The states have fields that the pipeline of types does not have: {', '.join(gone)}. Name the code "
+                f"that wrote them; or leave types out, to read the states as they were written."
+            )
     return StatePlan(
         options=options,
         source=source,
