@@ -206,7 +206,17 @@ def add_restoring(group: argparse._ActionsContainer) -> None:
 def settings_of(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """What was given for options, by the names that `Pipeline.run` has for them, pairs as a dict; None: not given."""
     given = {name: getattr(args, name) for name in (each.replace("-", "_") for each in names)}
-    return {name: dict(value) if isinstance(value, list) else value for name, value in given.items()}
+    return {name: dict(value) if name == "map" and value else value for name, value in given.items()}
+
+
+def add_skip(parser: argparse._ActionsContainer) -> None:
+    """The option that leaves out records."""
+    parser.add_argument(
+        "--skip",
+        metavar="TOPIC:PARTITION:OFFSET",
+        action="append",
+        help="leave out a record of the input that an error has named, any number of them; checkpoints note it",
+    )
 
 
 def add_repair(parser: argparse._ActionsContainer) -> None:

@@ -135,6 +135,7 @@ class PipelineLeader:
         or written yet."""
         options, pipeline = self._options, self._plan.graph.pipeline_id
         self._surroundings.look_at_inputs()
+        self._surroundings.inputs.require_read(options.skip)
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
         self._surroundings.look_at_outputs()
         topic, history = self._prepared()
@@ -237,6 +238,7 @@ class PipelineLeader:
             deletes=self._options.checkpoint.retention == DELETE,
             bounded=self._units is not None,
             restores=self._restoring.origin if self._restoring is not None else "",
+            skips=self._options.skip,
         )
 
     def _drive(self, procedure: Procedure[R]) -> R:
@@ -417,6 +419,7 @@ class PipelineLeader:
             "topic": self.topic,
             "storage": self._options.checkpoint.storage,
             "drops_fields": self._options.allow_dropped_fields,
+            "skips": self._options.skip,
         }
 
     def added_for(self, subtask: int) -> Offsets:

@@ -72,7 +72,8 @@ def record_error(whose: str, origin: Origin | None, error: BaseException) -> Rec
     if is_outage(error):
         return Unavailable(f"{raised} That is an outage: nothing is skipped or lost, and the record comes again.")
     return RecordError(
-        f"{raised} The job has stopped before it; nothing is lost. Fix the function or the record, then run again."
+        f"{raised} The job has stopped before it; nothing is lost. Fix the function or the record, then run again"
+        f"{_or_skip(origin)}."
     )
 
 
@@ -84,8 +85,17 @@ def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordErro
     return RecordError(
         f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{text_of(error)}{place_of(error)}. The job has stopped "
         f"before it; nothing is lost. Change the target (a column's type, say), or filter or convert such records "
-        f"before the sink, then run again."
+        f"before the sink, then run again{_or_skip(origin)}."
     )
+
+
+def skip_option(origin: Origin) -> str:
+    """The option that leaves out the record at *origin*."""
+    return f"--skip {origin.topic()}:{origin.partition()}:{origin.offset()}"
+
+
+def _or_skip(origin: Origin | None) -> str:
+    return f"; or leave the record out: {skip_option(origin)}" if origin is not None else ""
 
 
 def _shown(origin: Origin | None) -> str:

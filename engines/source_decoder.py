@@ -8,12 +8,13 @@ skipped only for what `engines.outage` calls a bad one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import length_hint
 from typing import Any
 
+from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.connectors.source import RawRecord, Readable
-from exactlyonce.engines.operators import Batch, place_of
+from exactlyonce.engines.operators import Batch, place_of, skip_option
 from exactlyonce.engines.outage import RETRY_PAUSES_S, is_bad_record, is_outage, pause
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
 
@@ -34,9 +35,12 @@ class SourceDecoder:
         source: Readable,
         say: Callable[[str], None] = _write,
         sleep: Callable[[float], None] = pause,
+        skips: Iterable[RecordPlace] = (),
     ) -> None:
+        """*skips* are records to be left out, undecoded; those of other topics are not its own."""
         self.id = id
         self.skipped = 0
+        self._skips = {(each.partition, each.offset) for each in skips if each.topic == source.topic}
         self._say = say
         self._sleep = sleep
         self._on_error = source.on_error
@@ -47,6 +51,8 @@ class SourceDecoder:
 
         Raises `Unavailable` where the codec still meets an outage after `RETRY_PAUSES_S`.
         """
+        if self._skips:
+            messages = self._without_skips(messages)
         parts, decode = self._decoder.parts(messages), self._decoder.decode
         values = iter(parts)
         records: list[Any] = []
@@ -80,6 +86,19 @@ class SourceDecoder:
         left_out = set(bad)
         return Batch(records, [each for place, each in enumerate(messages) if place not in left_out])
 
+    def _without_skips(self, messages: list[Any]) -> list[Any]:
+        """*messages* without those that are to be left out, each of which is counted and named."""
+        kept = []
+        for message in messages:
+            place = message.partition(), message.offset()
+            if place in self._skips:
+                self._skips.remove(place)
+                self.skipped += 1
+                self._say(f"skipped: source {self.id!r}: the record at {_place(message)}, as asked for by --skip")
+            else:
+                kept.append(message)
+        return kept
+
     def time_ms(self, message: Any) -> int:
         """When it came to be."""
         return self._decoder.time_ms(message)
@@ -90,13 +109,14 @@ class SourceDecoder:
             raise RecordError(
                 f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. "
                 f"{type(error).__name__}{place_of(error)} says neither that the record is bad nor that something is "
-                f"away, so it is never skipped. Fix the codec: let it raise ValueError for a bad record, and "
-                f"exactlyonce.Unavailable for an outage."
+                f'away, so on_error="skip" does not skip it. Fix the codec: let it raise ValueError for a bad record, '
+                f"and exactlyonce.Unavailable for an outage; or leave the record out: {skip_option(message)}."
             ) from error
         if self._on_error == "fail":
             raise RecordError(
                 f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. Fix the type or "
-                f'the producer, or let the source skip such records: on_error="skip".'
+                f'the producer, or let the source skip such records: on_error="skip"; or leave this one out: '
+                f"{skip_option(message)}."
             ) from error
         if before < NAMED_MAX:
             self._say(f"skipped: {self._undecodable(message, error)}")

@@ -166,9 +166,11 @@ _MANIFEST_2 = _with_items(_MANIFEST_1, offsets=_with(_SOURCE_OFFSET_1, leader_ep
 _MANIFEST_3 = _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)
 _MANIFEST_4 = _with(_with_arrays(_MANIFEST_3, requests="string", channel_logs=_CHANNEL_LOG_1), storage="", origin="")
 _MANIFEST_5 = _with_items(_MANIFEST_4, channel_logs=_with(_CHANNEL_LOG_1, indexed=False))
+_RECORD_PLACE = _record("RecordPlace", topic="string", partition="int", offset="long")
+_MANIFEST_6 = _with_arrays(_MANIFEST_5, skips=_RECORD_PLACE)
 
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
-    Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5),
+    Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5, _MANIFEST_6),
     Finalized: (
         _record(
             "Finalized",

@@ -146,6 +146,7 @@ def _common(
         folder=str(folder),
         storage=options.checkpoint.storage,
         drops_fields=options.allow_dropped_fields,
+        skips=options.skip,
         incremental=options.checkpoint.incremental,
     )
 

@@ -113,7 +113,7 @@ class _Builder:
         self.channels = self._channels()
         with whole_or_halt(start.manifest):
             self.in_flight = in_flight.restored(
-                start.manifest, plan.graph, start.subtask, start.parallelism, self.reader
+                start.manifest, plan.graph, start.subtask, start.parallelism, self.reader, start.skips
             )
         """What goes first, of all tasks."""
         for edge, loop in self.loops.items():
@@ -288,6 +288,7 @@ class _Builder:
             cautious=self.cautious,
             bounds=self.bounds,
             now_s=activity.now_s,
+            skips=start.skips,
         )
 
     def _sink(self, node: Node, writers: list[SinkWriter]) -> Any:

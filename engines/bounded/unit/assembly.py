@@ -114,7 +114,9 @@ class _Assembler:
         self.operators: dict[str, Any] = {}
         self.staying = set[ReaderInTurn]()
         with whole_or_halt(unit.base):
-            self.before = in_flight.restored(unit.base, plan.graph, unit.subtask, unit.parallelism, self.blocks)
+            self.before = in_flight.restored(
+                unit.base, plan.graph, unit.subtask, unit.parallelism, self.blocks, unit.skips
+            )
         """What was on its way at the base, of all tasks."""
 
     def add(self, node: Node) -> None:
@@ -136,7 +138,7 @@ class _Assembler:
 
     def _read(self, node: Node) -> None:
         source, unit = cast("Readable", node.source), self.unit
-        decoder = SourceDecoder(node.id, source)
+        decoder = SourceDecoder(node.id, source, skips=unit.skips)
         self.made.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(self.unit.readings)))
 

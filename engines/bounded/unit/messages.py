@@ -9,7 +9,7 @@ import msgspec
 
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.unit.staging import ChannelFile, OutputFile
@@ -50,6 +50,8 @@ class Unit(msgspec.Struct, frozen=True, tag="unit"):
     """Where blocks are kept; see `Manifest.storage`."""
     drops_fields: bool = False
     """`VersionedState.drops_fields`, of all states."""
+    skips: tuple[RecordPlace, ...] = ()
+    """The records of the inputs to leave out."""
     incremental: bool = True
     """`CheckpointSettings.incremental`."""
     left: dict[str, int] = msgspec.field(default_factory=dict)

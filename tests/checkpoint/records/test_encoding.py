@@ -201,7 +201,14 @@ class TestKeys:
 
 
 FINGERPRINTS = {
-    Manifest: ["a0ee0191f086b58a", "420546f873bd7de7", "57be248af10ce47f", "e942cc97b09aa6ae", "f94a7e9d9cfdb206"],
+    Manifest: [
+        "a0ee0191f086b58a",
+        "420546f873bd7de7",
+        "57be248af10ce47f",
+        "e942cc97b09aa6ae",
+        "f94a7e9d9cfdb206",
+        "a67bd807e4a49219",
+    ],
     Finalized: ["97b9bc06bfcdb453"],
     Incarnation: ["c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb"],
     Repair: ["1a1b454c5b4df844"],
