@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.pipeline.errors import ConfigError
@@ -90,8 +91,16 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{_unrecognized(words[:1])}: options stand behind the command")
         known, unknown = self.parse_known_args(words, namespace)
         if unknown:
-            self.error(_unrecognized(unknown))
+            parser: Parser = getattr(known, "parser", self)
+            parser.error(_unrecognized(unknown) + parser.near(unknown))
         return known
+
+    def near(self, words: Iterable[str]) -> str:
+        """The options of this command that *words* may have meant, for a message; empty where none is like them."""
+        own = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        given = [found[0] for each in words if (found := _OPTION.match(each))]
+        meant = [close[0] for each in given if (close := get_close_matches(each, own, 1))]
+        return f". Did you mean {' and '.join(meant)}?" if meant else ""
 
 
 def _unrecognized(words: Iterable[str]) -> str:
@@ -109,7 +118,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 def add_command(commands: Commands, name: str, usage: str, summary: str, text: str, command: Command) -> Parser:
     """The parser of one command; *summary* is its line in the list of commands, *text* stands before the options."""
     parser: Parser = commands.add_parser(name, usage=f"%(prog)s {usage}", help=summary, description=text)
-    parser.set_defaults(command=command)
+    parser.set_defaults(command=command, parser=parser)
     return parser
 
 

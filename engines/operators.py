@@ -22,11 +22,14 @@ from itertools import chain, compress, repeat
 from operator import length_hint
 from typing import Any, Protocol
 
+import msgspec
+
 import exactlyonce
 from exactlyonce.engines.activity import CHUNK_RECORDS, Activity
 from exactlyonce.engines.outage import is_outage, pause, retried
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, UserError, require_whole, text_of
 from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
 from exactlyonce.state.backend import Table
@@ -68,7 +71,8 @@ def place_of(error: BaseException) -> str:
 
 def record_error(whose: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
     """*error* of a function of the user's, in words *whose*, with the coordinates of the record."""
-    raised = f"{whose} raised {type(error).__name__}: {text_of(error)}{place_of(error)}, on {_shown(origin)}."
+    said = text_of(error).removesuffix(".")
+    raised = f"{whose} raised {type(error).__name__}: {said}{place_of(error)}, on {_shown(origin)}."
     if is_outage(error):
         return Unavailable(f"{raised} That is an outage: nothing is skipped or lost, and the record comes again.")
     return RecordError(
@@ -82,8 +86,9 @@ def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordErro
     if is_outage(error):
         return record_error(f"The codec of sink {sink!r}", origin, error)
     kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
+    said = text_of(error).removesuffix(".")
     return RecordError(
-        f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{text_of(error)}{place_of(error)}. The job has stopped "
+        f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{said}{place_of(error)}. The job has stopped "
         f"before it; nothing is lost. Change the target (a column's type, say), or filter or convert such records "
         f"before the sink, then run again{_or_skip(origin)}."
     )
@@ -296,6 +301,33 @@ def listeners(producer: BatchOperator, output: str | None) -> list[Push]:
     return producer.sides.setdefault(output, [])
 
 
+@dataclass(frozen=True)
+class Declared:
+    """What *operator* says that its records are."""
+
+    operator: str
+    type: Any
+
+    def unlike(self, record: Any) -> str:
+        """Why *record* is none of the type; empty where it is one, or that cannot be told."""
+        try:
+            msgspec.convert(record, self.type)
+        except msgspec.ValidationError as error:
+            return str(error)
+        except TypeError:  # only a codec of the user's knows the type
+            return ""
+        return ""
+
+
+def _not_as_declared(declared: Declared, origin: Origin, said: str) -> RecordError:
+    name = type_name(declared.type)
+    return RecordError(
+        f"Operator {declared.operator!r} says that it gives {name}, and gave something else for {_shown(origin)}: "
+        f"{said.removesuffix('.')}. The job has stopped before it; nothing is lost. Let its function return {name}, or "
+        f"declare what it returns{_or_skip(origin)}."
+    )
+
+
 class Writer(Protocol):
     """Where encoded outputs go: the writer of a sink, or what stands for it."""
 
@@ -308,6 +340,8 @@ class SinkOutput(BatchOperator):
 
     writer: Writer
     encoder: SinkEncoder
+    declared: Declared | None = field(default=None, kw_only=True)
+    """Of its records; None: unknown."""
     sleep: Callable[[float], None] = field(default=pause, kw_only=True)
 
     def __call__(self, batch: Batch) -> None:
@@ -333,6 +367,8 @@ class SinkOutput(BatchOperator):
                 culprit, error = place, found
                 break
         origin = None if is_outage(error) else batch.origins[culprit]
+        if origin is not None and self.declared and (said := self.declared.unlike(batch.records[culprit])):
+            return _not_as_declared(self.declared, origin, said)
         if isinstance(error, FunctionRaised):
             return record_error(f"{error.argument}= of sink {self.id!r}", origin, error.__cause__ or error)
         return misfit(self.id, origin, error)

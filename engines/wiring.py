@@ -91,6 +91,14 @@ def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
     raise InvariantViolation(f"no operator for {node.kind}")
 
 
+def declared(node: Node, graph: LogicalGraph) -> ops.Declared | None:
+    """What sink *node* is told of its records, and by which operator; None: nothing, or a source has decoded them."""
+    type_, producer = graph.type_of(node.inputs[0]), graph.node(node.inputs[0].node)
+    while producer.kind in (Kind.FILTER, Kind.PEEK):
+        producer = graph.node(producer.inputs[0].node)
+    return None if type_ is UNKNOWN or producer.kind is Kind.SOURCE else ops.Declared(producer.id, type_)
+
+
 def close_functions(functions: Iterable[Any]) -> None:
     """What the user's operators opened is closed."""
     for function in functions:

@@ -28,7 +28,7 @@ from exactlyonce.engines.local.pace import ALIGNED, OVERTAKING
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.order_log import order_runs
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan, share_of
-from exactlyonce.engines.wiring import close_functions, make_operator, table_of
+from exactlyonce.engines.wiring import close_functions, declared, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import Input as NodeInput
@@ -310,4 +310,6 @@ class _Builder:
         with naming(node.id):
             opened = cast("Writable", node.sink).open_writer(context)
         writers.append(opened.writer)
-        return ops.SinkOutput(node.id, opened.writer, opened.encoder, activity=activity)
+        return ops.SinkOutput(
+            node.id, opened.writer, opened.encoder, declared=declared(node, self.plan.graph), activity=activity
+        )

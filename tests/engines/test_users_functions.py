@@ -119,6 +119,7 @@ def test_what_is_neither_true_nor_false_is_an_error_of_the_record() -> None:
 def test_any_error_has_a_text() -> None:
     """One that cannot say what it is, and one that has what UTF-8 has not."""
     assert "it cannot say what: its text raised KeyError" in str(record_error("Operator 'op'", None, Mute()))
+    assert "ValueError: say what, on a record. The job" in str(record_error("op", None, ValueError("say what.")))
     said = str(record_error("Operator 'op'", None, ValueError("caf\udce9")))
     assert said.encode()
     assert "caf\\udce9" in said

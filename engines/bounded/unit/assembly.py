@@ -28,7 +28,7 @@ from exactlyonce.engines.bounded.unit.turns import ReaderInTurn
 from exactlyonce.engines.plan import Plan, ShuffleEdge, Task
 from exactlyonce.engines.source_decoder import SourceDecoder
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.engines.wiring import close_functions, make_operator, table_of
+from exactlyonce.engines.wiring import close_functions, declared, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.errors import USERS_ERRORS, InvariantViolation, text_of
 from exactlyonce.pipeline.graph import Input, Kind, Node
@@ -204,7 +204,7 @@ class _Assembler:
         staging = Staging(node.id, self.unit.subtask, self._file(f"output-{node.id}-{{}}"), origins=self.unit.origins)
         self.made.stagings.append(staging)
         encoder = cast("WritesToTopic", sink).encoder(self.plan.graph.type_of(node.inputs[0]))
-        self.operators[node.id] = ops.SinkOutput(node.id, staging, encoder)
+        self.operators[node.id] = ops.SinkOutput(node.id, staging, encoder, declared=declared(node, self.plan.graph))
 
     def _staged(self, node: Node) -> ops.SinkOutput:
         """What a sink sets aside, writes or shows is new: the unit computes nothing again."""
@@ -226,7 +226,8 @@ class _Assembler:
         with naming(node.id):
             opened = cast("Writable", node.sink).open_writer(context)
         self.made.writers.append(opened.writer)
-        return ops.SinkOutput(node.id, _Waiting(opened.writer, self.blocks_written), opened.encoder)
+        writer = _Waiting(opened.writer, self.blocks_written)
+        return ops.SinkOutput(node.id, writer, opened.encoder, declared=declared(node, self.plan.graph))
 
     def _file(self, name: str) -> FrameWriter:
         """A file of this attempt; the braces in *name* are the subtask's place. No id has a "+", so that the files of
