@@ -25,7 +25,14 @@ from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.led import Led, Retention
 from exactlyonce.checkpoint.records.committable import coordinator_id, erased_incarnation, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import RESTORED, SAVEPOINT, Incarnation, Manifest, Restored
+from exactlyonce.checkpoint.records.manifest import (
+    RESTORED,
+    SAVEPOINT,
+    Incarnation,
+    Manifest,
+    Restored,
+    skips_between,
+)
 from exactlyonce.checkpoint.references import listed_by, operators_of, references_of
 from exactlyonce.checkpoint.requests import (
     CheckContinuity,
@@ -438,6 +445,7 @@ class Leader:
             origin=self.led.restores,
             storage=led.storage,
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
+            skips=skips_between(self.log.history.manifests.get(plan.previous), offsets, led.skips),
         )
         for each in self._protocols:
             manifest = each.entered(manifest, plan, self.log.history.latest)

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.pipeline.errors import ConfigError
@@ -78,8 +79,8 @@ KEEPING_STATE: dict[str, tuple[dict[str, Any], str]] = {
     "state-folder": ({"metavar": "PATH"}, "where rocksdb keeps local files (default: in the user's cache)"),
 }
 """Where workers keep their state; likewise."""
-RESTORING = ("from_savepoint", "map", "allow_dropped_state", "rewind")
-"""What says from which savepoint a run begins."""
+RESTORING = ("from_savepoint", "map", "allow_dropped_state", "rewind", "allow_dropped_fields")
+"""What says from which savepoint a run begins, and what of the state may be left behind."""
 Command = Callable[[argparse.Namespace], int]
 Commands = Any  # argparse's own type for it is private
 
@@ -96,8 +97,16 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{_unrecognized(words[:1])}: options stand behind the command")
         known, unknown = self.parse_known_args(words, namespace)
         if unknown:
-            self.error(_unrecognized(unknown))
+            parser: Parser = getattr(known, "parser", self)
+            parser.error(_unrecognized(unknown) + parser.near(unknown))
         return known
+
+    def near(self, words: Iterable[str]) -> str:
+        """The options of this command that *words* may have meant, for a message; empty where none is like them."""
+        own = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        given = [found[0] for each in words if (found := _OPTION.match(each))]
+        meant = [close[0] for each in given if (close := get_close_matches(each, own, 1))]
+        return f". Did you mean {' and '.join(meant)}?" if meant else ""
 
 
 def _unrecognized(words: Iterable[str]) -> str:
@@ -115,7 +124,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 def add_command(commands: Commands, name: str, usage: str, summary: str, text: str, command: Command) -> Parser:
     """The parser of one command; *summary* is its line in the list of commands, *text* stands before the options."""
     parser: Parser = commands.add_parser(name, usage=f"%(prog)s {usage}", help=summary, description=text)
-    parser.set_defaults(command=command)
+    parser.set_defaults(command=command, parser=parser)
     return parser
 
 
@@ -201,12 +210,28 @@ def add_restoring(group: argparse._ActionsContainer) -> None:
         const=True,
         help="go back to savepoint N, though there are newer checkpoints: output since then is written again",
     )
+    group.add_argument(
+        "--allow-dropped-fields",
+        action="store_const",
+        const=True,
+        help="leave behind fields of states that the code does not have, whatever they hold; also without a savepoint",
+    )
 
 
 def settings_of(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """What was given for options, by the names that `Pipeline.run` has for them, pairs as a dict; None: not given."""
     given = {name: getattr(args, name) for name in (each.replace("-", "_") for each in names)}
-    return {name: dict(value) if isinstance(value, list) else value for name, value in given.items()}
+    return {name: dict(value) if name == "map" and value else value for name, value in given.items()}
+
+
+def add_skip(parser: argparse._ActionsContainer) -> None:
+    """The option that leaves out records."""
+    parser.add_argument(
+        "--skip",
+        metavar="TOPIC:PARTITION:OFFSET",
+        action="append",
+        help="leave out a record of the input that an error has named, any number of them; checkpoints note it",
+    )
 
 
 def add_repair(parser: argparse._ActionsContainer) -> None:

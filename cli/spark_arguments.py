@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from exactlyonce.cli.arguments import RESTORING, add_checkpointing, add_cluster, add_repair, pair, settings_of
+from exactlyonce.cli.arguments import RESTORING, add_checkpointing, add_cluster, add_repair, add_skip, pair, settings_of
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -87,6 +87,7 @@ def add_leading(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--accept-loss", metavar="N", type=int, help="give up the output of checkpoint N that a halt has named as lost"
     )
+    add_skip(group)
     add_repair(group)
     add_cluster(parser)
 
@@ -104,7 +105,7 @@ def leading_options(args: argparse.Namespace) -> RunOptions:
     """What `add_leading`, `add_spark` and `add_restoring` have parsed; from here on *args* knows what to redact."""
     from exactlyonce.engines.configuration import options_from
 
-    names = (*_CHECKPOINTING, *RESTORING, "accept_loss", "bootstrap_servers", "config", "parallelism", "repair")
+    names = (*_CHECKPOINTING, *RESTORING, "accept_loss", "bootstrap_servers", "config", "parallelism", "repair", "skip")
     given = settings_of(args, names)
     options = options_from({**given, "kafka": dict(args.kafka)})
     args.redact = options.client.redact

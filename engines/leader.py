@@ -138,6 +138,7 @@ class PipelineLeader:
         self._has_looked = True
         options, pipeline = self._options, self._plan.graph.pipeline_id
         self._surroundings.look_at_inputs()
+        self._surroundings.inputs.require_read(options.skip)
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
         self._surroundings.look_at_outputs()
         topic, history = self._prepared()
@@ -156,7 +157,8 @@ class PipelineLeader:
         self._storages.of(options.checkpoint.storage).check(in_use=in_use(history, options.checkpoint.storage))
         require_own_place(self._storages, history, options.checkpoint.storage)
         if history.latest is not None and not led.goes_on_from_savepoint(history.latest):
-            require_readable(self._plan.graph, history.latest, self._storages.of(history.storage))
+            blocks, drops = self._storages.of(history.storage), options.allow_dropped_fields
+            require_readable(self._plan.graph, history.latest, blocks, self._note, drops_fields=drops)
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         self._replays = ReplayRepair(
             Loaded(load_reference(self._reference), self._reference), options.client, self._timeout_ms,
@@ -215,6 +217,7 @@ class PipelineLeader:
             storages=self._storages,
             storage=self._options.checkpoint.storage,
             note=self._note,
+            drops_fields=self._options.allow_dropped_fields,
         )
         return Restoring(asked, around, history)
 
@@ -238,6 +241,7 @@ class PipelineLeader:
             deletes=self._options.checkpoint.retention == DELETE,
             bounded=self._units is not None,
             restores=self._restoring.origin if self._restoring is not None else "",
+            skips=self._options.skip,
         )
 
     def _drive(self, procedure: Procedure[R]) -> R:
@@ -422,6 +426,8 @@ class PipelineLeader:
             "transaction_timeout_ms": self._timeout_ms,
             "topic": self.topic,
             "storage": self._options.checkpoint.storage,
+            "drops_fields": self._options.allow_dropped_fields,
+            "skips": self._options.skip,
         }
 
     def added_for(self, subtask: int) -> Offsets:

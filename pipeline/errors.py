@@ -16,6 +16,7 @@
     │   │   └── UnknownTransaction  sinks.mysql.refusals: the server knows no such transaction, which proves nothing
     │   ├── StoreUnavailable    a store does not answer (retriable)
     │   │   └── LockHeld            sinks.postgres.refusals: another session holds a lock that was waited for
+    │   ├── Unavailable         the user's code asks something that does not answer; users raise it too (retriable)
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
     ├── BrokerRefused           a broker answers with an error that no rule covers; asking again would not help
@@ -122,6 +123,16 @@ class StoreError(UserError):
 
 class StoreUnavailable(UserError):
     """A store other than Kafka does not answer, or has not told what became of a request."""
+
+    exit_code = 4
+
+
+class Unavailable(UserError):
+    """Something that a codec or a function asks, such as a schema registry, does not answer.
+
+    Raise it in code of your own where no OSError says so. No record is skipped for it: the job restarts from its last
+    checkpoint, and does the work again.
+    """
 
     exit_code = 4
 
@@ -235,7 +246,7 @@ def is_fatal(error: ExactlyOnceError) -> bool:
     (True, False)
     """
     fatal = isinstance(error, (UserError, BrokerRefused, Halt, Fenced, InvariantViolation))
-    return fatal and not isinstance(error, (BrokerUnavailable, StoreUnavailable))
+    return fatal and not isinstance(error, (BrokerUnavailable, StoreUnavailable, Unavailable))
 
 
 def class_name(error: ExactlyOnceError) -> str:

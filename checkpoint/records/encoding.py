@@ -174,7 +174,8 @@ _MANIFEST_3 = _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGE
 _MANIFEST_4 = _with(_with_arrays(_MANIFEST_3, requests="string", channel_logs=_CHANNEL_LOG_1), storage="", origin="")
 _MANIFEST_5 = _with_items(_MANIFEST_4, channel_logs=_with(_CHANNEL_LOG_1, indexed=False))
 _SOURCE_OFFSET_3 = _with_arrays(_with_longs(_SOURCE_OFFSET_2, skipped=0), skipped_at="long")
-_MANIFEST_6 = _with_items(_MANIFEST_5, offsets=_SOURCE_OFFSET_3)
+_RECORD_PLACE = _record("RecordPlace", topic="string", partition="int", offset="long")
+_MANIFEST_6 = _with_arrays(_with_items(_MANIFEST_5, offsets=_SOURCE_OFFSET_3), skips=_RECORD_PLACE)
 
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
     Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5, _MANIFEST_6),

@@ -84,6 +84,7 @@ def as_json(report: AuditReport) -> dict[str, Any]:
         "pipeline": report.pipeline,
         "checkpoints": report.checkpoints,
         "records_in": report.records_in,
+        "skipped": report.skipped,
         "records_out": report.records_out,
         "findings": [_finding(each) for each in report.findings],
         "unjudged": report.unjudged,
@@ -133,8 +134,9 @@ def as_text(report: AuditReport) -> Iterator[str]:
     verdict = f"{len(report.findings)} findings" if report.findings else whole
     if report.unjudged and not report.findings:
         verdict = f"of what was judged, {whole}"
+    skipped = f", {report.skipped:,} of them skipped" if report.skipped else ""
     yield (
-        f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}, {report.records_in:,} records in, "
+        f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}, {report.records_in:,} records in{skipped}, "
         f"{report.records_out:,} out: {verdict}."
     )
 

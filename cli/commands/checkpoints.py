@@ -113,6 +113,7 @@ class ListedCheckpoint:
             "state_bytes": manifest.state_bytes,
             "records_in_flight": manifest.records_in_flight,
             "offsets": manifest.offsets,
+            "skips": manifest.skips,
             "committables": committables,
             "staged": [
                 {
@@ -142,6 +143,8 @@ class ListedCheckpoint:
         labels["committables"] = self._committed()
         if self.manifest.channel_logs:
             labels["on their way"] = self._in_flight()
+        if self.manifest.skips:
+            labels["left out"] = ", ".join(map(str, self.manifest.skips))
         labels |= _sinks_place(self.manifest) if _is_sinks(self.manifest) else sn_by_source(self.manifest)
         if skipped := list(_skipped(self.manifest)):
             labels["skipped"] = "; ".join(skipped)

@@ -8,7 +8,7 @@ from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, loade
 
 _EXAMPLES = """\
 Check a pipeline and show its graph: of each node its id, its kind, what it reads (`<=`
-after a shuffle) and its types. Opens no connection.
+after a shuffle), topic or table, and its types. Opens no connection.
 
 examples:
   exactlyonce explain orders:pipeline

@@ -71,8 +71,8 @@ def replay(args: argparse.Namespace) -> int:
     if args.json:
         figures = {
             "pipeline": name, "checkpoint": args.checkpoint, "base": interval.base.checkpoint,
-            "records_in": again.records, "agrees": same, "counts": [asdict(each) for each in found],
-            "into": args.into, "records_produced": produced,
+            "records_in": again.records, "skipped": again.skipped, "agrees": same,
+            "counts": [asdict(each) for each in found], "into": args.into, "records_produced": produced,
         }  # fmt: skip
         print(json.dumps(figures), flush=True)
     else:

@@ -18,6 +18,7 @@ from exactlyonce.cli.arguments import (
     add_pipeline,
     add_repair,
     add_restoring,
+    add_skip,
     add_state,
     loaded,
     settings_of,
@@ -49,7 +50,7 @@ of JSON there, while nothing is read one a minute. Durations T are written 500ms
 """
 _SETTINGS = (
     *RESTORING,
-    *("bootstrap_servers", "config", "inline", "accept_loss", "repair", "restart", "parallelism", "until"),
+    *("bootstrap_servers", "config", "inline", "accept_loss", "skip", "repair", "restart", "parallelism", "until"),
     *CHECKPOINTING,
     *KEEPING_STATE,
 )
@@ -98,6 +99,7 @@ def _add_running(parser: Parser) -> None:
         type=int,
         help="give up the output of checkpoint N that a halt has named as lost, and go on",
     )
+    add_skip(parser)
     add_repair(parser)
 
 

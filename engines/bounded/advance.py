@@ -147,6 +147,8 @@ def _common(
         origins=False,
         folder=str(folder),
         storage=options.checkpoint.storage,
+        drops_fields=options.allow_dropped_fields,
+        skips=options.skip,
         incremental=options.checkpoint.incremental,
     )
 

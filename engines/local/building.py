@@ -28,7 +28,7 @@ from exactlyonce.engines.local.pace import ALIGNED, OVERTAKING
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.order_log import order_runs
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan, share_of
-from exactlyonce.engines.wiring import close_functions, make_operator, table_of
+from exactlyonce.engines.wiring import close_functions, declared, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import Input as NodeInput
@@ -113,7 +113,7 @@ class _Builder:
         self.channels = self._channels()
         with whole_or_halt(start.manifest):
             self.in_flight = in_flight.restored(
-                start.manifest, plan.graph, start.subtask, start.parallelism, self.reader
+                start.manifest, plan.graph, start.subtask, start.parallelism, self.reader, start.skips
             )
         """What goes first, of all tasks."""
         for edge, loop in self.loops.items():
@@ -259,7 +259,7 @@ class _Builder:
         start = self.start
         return table_of(
             node, self.plan.graph, start.parallelism, start.subtask, start.manifest, self.reader,
-            backend=self.built.backend,
+            drops_fields=start.drops_fields, backend=self.built.backend,
         )  # fmt: skip
 
     def _source(self, node: Node, operator: ops.Push) -> SourceInput:
@@ -289,6 +289,7 @@ class _Builder:
             cautious=self.cautious,
             bounds=self.bounds,
             now_s=activity.now_s,
+            skips=start.skips,
         )
 
     def _sink(self, node: Node, writers: list[SinkWriter]) -> Any:
@@ -310,4 +311,6 @@ class _Builder:
         with naming(node.id):
             opened = cast("Writable", node.sink).open_writer(context)
         writers.append(opened.writer)
-        return ops.SinkOutput(node.id, opened.writer, opened.encoder, activity=activity)
+        return ops.SinkOutput(
+            node.id, opened.writer, opened.encoder, declared=declared(node, self.plan.graph), activity=activity
+        )

@@ -18,7 +18,7 @@ from itertools import chain
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
 from exactlyonce.connectors.source import Readable, SourceReader
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec, records_in
@@ -98,13 +98,15 @@ class SourceInput:
     """For what a slice takes."""
     due_s: float = 0.0
     """When it is asked again: until then its records gather."""
+    skips: Iterable[RecordPlace] = ()
+    """Records that are left out."""
     _count: int = 0
     _handed_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.pace = slice_pace(cautious=self.cautious, bounds=self.bounds)
         self._phase = f"reading source {self.name!r}"
-        self._decoder = SourceDecoder(self.name, self.source, self.notes.append, self.before)
+        self._decoder = SourceDecoder(self.name, self.source, self.notes.append, self.before, skips=self.skips)
 
     @property
     def skipped(self) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from exactlyonce.checkpoint.events import Ack
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.backends import StateSettings
 
@@ -51,6 +51,10 @@ class Start(msgspec.Struct, tag=True):
     """The checkpoint topic."""
     storage: str = ""
     """Where blocks are kept; see `Manifest.storage`."""
+    drops_fields: bool = False
+    """`VersionedState.drops_fields`, of all states."""
+    skips: tuple[RecordPlace, ...] = ()
+    """The records of the inputs to leave out."""
 
 
 class Trigger(msgspec.Struct, tag=True):

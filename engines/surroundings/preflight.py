@@ -7,13 +7,13 @@ a partition that was added is read from offset 0, whenever it is noticed, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import msgspec
 
-from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, SourceOffset
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import Readable
 from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError
@@ -46,6 +46,14 @@ class Inputs:
     def counted(self) -> tuple[tuple[str, str, int], ...]:
         """(source id, topic, partitions) of every source."""
         return tuple((id, each.topic, self.described[each.topic].partitions) for id, each in self.sources.items())
+
+    def require_read(self, places: Iterable[RecordPlace]) -> None:
+        """ConfigError where one of *places* is in no partition that the pipeline reads."""
+        for place in places:
+            topic = self.described.get(place.topic)
+            if topic is None or place.partition >= topic.partitions:
+                there = ", ".join(f"{each.name} with {each.partitions} partitions" for each in self.described.values())
+                raise ConfigError(f"--skip {place}: the pipeline reads no such partition. It reads {there}.")
 
     def start_offsets(self) -> tuple[SourceOffset, ...]:
         """Where a pipeline without a checkpoint begins."""

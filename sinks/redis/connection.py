@@ -18,7 +18,7 @@ from redis.connection import Connection, parse_url
 from redis.retry import Retry
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
-from exactlyonce.pipeline.secrets import look_up
+from exactlyonce.pipeline.secrets import look_up, masked
 from exactlyonce.sinks.redis.address import url_problem
 from exactlyonce.sinks.redis.rows import argument
 from exactlyonce.sinks.redis.scripts import LEDGER_PREFIX, Script
@@ -187,10 +187,7 @@ class RedisConnection:
         raise self.unavailable(f"{text}. See that it runs, or correct the URL of RedisSink") from None
 
     def _redacted(self, error: Exception) -> str:
-        text = str(error).rstrip(".\r\n ")
-        for secret in sorted(self._secrets, key=len, reverse=True):
-            text = text.replace(secret, "***")
-        return text or type(error).__name__
+        return masked(str(error).rstrip(".\r\n "), self._secrets) or type(error).__name__
 
 
 def _code(error: Exception) -> str | None:

@@ -16,6 +16,7 @@ from bounded_pipelines import Opened
 from manifests import manifest
 from running import orders
 
+from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.checkpoint.store.blocks import BlockReader
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -98,6 +99,15 @@ def test_units_give_what_a_fold_gives(fed: Any, loaded: Any, parallelism: int, t
     given = {order["id"]: order for order in (json.loads(value) for _, value in fed.all)}
     assert_running_totals(values(receipts, "out"), given)
     assert sorted(each["id"] for each in values(receipts, "copies")) == sorted(given)
+
+
+def test_units_leave_out_what_is_to_be_skipped(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    fed.feed(50)
+    computing = Computing(fed, loaded("broad"), 1, tmp_path)
+    topic = next(each.topic for each in computing.ranges if each.length > 1)
+    receipts = computing.run(skips=(RecordPlace(topic, 0, 1), RecordPlace("other", 0, 0)))
+    assert sum(each.skipped_count for each in receipts) == 1
+    assert len(values(receipts, "copies")) == sum(each.records for each in receipts) - 1
 
 
 @pytest.mark.exhaustive

@@ -24,6 +24,16 @@ def test_writes_the_starter(command: Command) -> None:
     assert "  cd a/b\n" in ended.out
 
 
+def test_the_cluster_that_the_environment_names(command: Command) -> None:
+    """Is the one in all that is to be typed, and none is started beside it."""
+    ended = command("init", "shop", EXACTLYONCE_BOOTSTRAP_SERVERS="kafka:9094")
+    said = ended.out + (command.folder / "shop" / "README.md").read_text()
+    assert said.count("--bootstrap-servers kafka:9094") == 4
+    assert "9092" not in said
+    assert "exactlyonce broker" not in said
+    assert "To begin anew: `exactlyonce reset order-totals --bootstrap-servers kafka:9094`.\n" in said
+
+
 def test_never_overwrites(command: Command) -> None:
     (command.folder / "show.py").write_text("mine")
     ended = command("init")

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from exactlyonce import Context, Emit, Output, Pipeline, Stream
+from exactlyonce import Codec, Context, Emit, Output, Pipeline, Stream
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -40,6 +40,10 @@ Fold = Callable[[int | None, Order], tuple[int, Total]]
 
 def _by_customer(total: Total) -> str:
     return total.customer
+
+
+def _customer(order: Order) -> str:
+    return order.customer
 
 
 def _totals(
@@ -80,6 +84,37 @@ def strict(name: str) -> Pipeline:
 
 def skipping(name: str) -> Pipeline:
     return _totals(name, on_error="skip")
+
+
+def registered(name: str, away: str) -> Pipeline:
+    """A copy that skips what does not decode, by a codec that asks a registry: it is away while file *away* exists."""
+
+    def decode(data: bytes) -> Order:
+        if Path(away).exists():
+            raise ConnectionRefusedError("no registry today")
+        return msgspec.json.decode(data, type=Order)
+
+    pipeline = Pipeline(name)
+    codec = Codec("registered", Order, encode=msgspec.json.encode, decode=decode)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=codec, on_error="skip"))
+    orders.sink("out", KafkaSink(f"{name}-copies"))
+    return pipeline
+
+
+def tallied(name: str, code: Literal["before", "after", "counting"]) -> Pipeline:
+    """A sum for each customer. Code *after* the one *before* knows a count too, and *counting* code changes it."""
+    count = [("count", int, 0)] if code != "before" else []
+    tally: Any = msgspec.defstruct("Tally", [("sum", int), *count])
+
+    def fold(state: Any, order: Order) -> tuple[Any, Total]:
+        sum = (state.sum if state else 0) + order.total
+        return tally(sum, *([1] if code == "counting" else [])), Total(order.id, order.customer, sum)
+
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    totals = orders.key_by(_customer).stateful_map("totals", fold, state=tally, output=Total)
+    totals.sink("out", KafkaSink(f"{name}-out", create_partitions=1))
+    return pipeline
 
 
 def renamed(name: str) -> Pipeline:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import resource
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import chdir, redirect_stdout
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 from pipelines import linear
-from running import QUICK, Ended, Job, run_here, stop, visible
+from running import HERE, QUICK, Ended, Job, run_here, stop, visible
 from test_input_topics import delete
 from waiting import succeeds, until
 
+from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.cli.main import main
 from exactlyonce.engines.local.workers import refuse_too_many
@@ -113,6 +117,46 @@ def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> 
     assert 1 < ended.said.count("skipped: ") <= 100, "a few for each batch"
     assert ended.text == []
     job.assert_totals()
+
+
+def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
+    """The error names it, the next run leaves it out, and the checkpoint says so: an audit and a replay of the interval
+    leave it out too, and find nothing wrong."""
+    job = job_of("raising", partitions=1)
+    job.feed(100)
+    choice = f"--skip {job.topic}:0:42"
+    assert f"; or leave the record out: {choice}." in job.finish_here(code=RECORD)
+    said = job.finish_here("--skip", f"{job.topic}:0:7000", *choice.split())
+    assert f"skipped: source 'orders': the record at {job.topic}[0] offset 42, as asked for by --skip" in said
+    job.feed(10)
+    job.finish_here(*choice.split())
+    del job.fed[42]
+    job.assert_totals()
+    history = job.history()
+    assert [each.skips for each in history.retained if each.skips] == [(RecordPlace(job.topic, 0, 42),)]
+    checked = ("pipelines:raising", "--param", f"name={job.name}", "--in-process", "--json")
+    servers = ("--bootstrap-servers", kafka.bootstrap_servers)
+    with chdir(HERE), redirect_stdout(io.StringIO()) as found:
+        assert main(["audit", *checked, *servers]) == 0
+        skipping = next(each.checkpoint for each in history.retained if each.skips)
+        assert main(["replay", *checked, "--checkpoint", str(skipping), *servers]) == 0
+    assert [json.loads(line)["skipped"] for line in found.getvalue().splitlines()] == [1, 1]
+    assert "the pipeline reads no such partition" in job.finish_here("--skip", "elsewhere:0:1", code=USER)
+
+
+def test_a_registry_that_is_away_loses_no_record(kafka: KafkaCluster, job_of: JobOf, tmp_path: Path) -> None:
+    """Though the source skips bad records: the job restarts as its strategy says, and the next run reads all."""
+    away = tmp_path / "away"
+    away.touch()
+    job = job_of("registered", "--param", f"away={away}", partitions=1)
+    kafka.create_topic(f"{job.name}-copies")
+    job.feed(50)
+    said = job.finish_here("--restart", "none", code=1)
+    assert "no registry today" in said
+    assert "skipped: " not in said
+    away.unlink()
+    job.finish_here()
+    job.assert_copies()
 
 
 def test_an_operator_that_cannot_be_opened(job_of: JobOf) -> None:

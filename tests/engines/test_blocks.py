@@ -69,7 +69,17 @@ class States:
         reader = CountingReader(self.config, self.topic)
         node = self.graph.node("totals")
         tables = [
-            table_of(node, self.graph, parallelism, each, manifest, reader, touched[each], backend=HashMapBackend())
+            table_of(
+                node,
+                self.graph,
+                parallelism,
+                each,
+                manifest,
+                reader,
+                touched[each],
+                drops_fields=False,
+                backend=HashMapBackend(),
+            )
             for each in range(parallelism)
         ]
         return tables, reader.read

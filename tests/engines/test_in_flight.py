@@ -13,7 +13,7 @@ from blank_manifest import blank_manifest
 
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, RecordPlace
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines import in_flight
 from exactlyonce.engines.activity import Activity
@@ -74,6 +74,19 @@ def test_a_changed_pipeline_goes_on_with_what_went_round_a_loop() -> None:
     log = Log()
     (frame,) = log.restored(graph(Order, "renamed"))
     assert BatchCodec(Order).decode(frame.frame).records == [Order(1, 500)]
+
+
+def test_what_stems_from_a_skipped_record_is_not_restored(manifest_of: Any) -> None:
+    log = Log(manifest_of)
+    for offset, left in ((7, 0), (6, 1)):
+        skips = (RecordPlace("in", 0, offset), RecordPlace("in", 1, 7), RecordPlace("other", 0, 7))
+        assert len(in_flight.restored(log.manifest, graph(Order, "orders"), 0, 1, log, skips)) == left
+    codec, places = BatchCodec(int), [Coordinates("in", 0, offset) for offset in (3, 4, 4, 5)]
+    for keys, kept in ((None, None), ([b"a", b"b", b"c", b"d"], [b"a", b"d"])):
+        frame = codec.without(codec.encode(Batch([1, 2, 3, 4], places, keys)), [RecordPlace("in", 0, 4)])
+        assert frame is not None
+        batch = codec.decode(frame)
+        assert (batch.records, batch.keys, list(batch.origins)) == ([1, 4], kept, [places[0], places[3]])
 
 
 @pytest.mark.parametrize("older", [False, True])
@@ -170,7 +183,9 @@ def test_a_loop_that_is_gone() -> None:
 def builder_of(log: Log, monkeypatch: pytest.MonkeyPatch) -> building._Builder:
     monkeypatch.setattr(building, "state_backend", lambda *_: None)
     nobody = cast(Any, None)
-    start = SimpleNamespace(subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest)
+    start = SimpleNamespace(
+        subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest, skips=()
+    )
     clients = SimpleNamespace(block_reader=lambda: log)
     built = building.Built(nobody, Activity(), backend=nobody)
     return building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from exactlyonce.engines.batch_codec import Coordinates
-from exactlyonce.engines.operators import Batch, SinkOutput
+from exactlyonce.engines.operators import Batch, Declared, SinkOutput
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.sinks import KafkaSink, RedisSink
 from exactlyonce.sinks.writer import SinkEncoder
@@ -49,6 +49,22 @@ def refusal(encoder: SinkEncoder, *records: Any) -> str:
         SinkOutput("table", written, encoder)(Batch(list(records), origins))
     assert written.outputs == []
     return str(refused.value)
+
+
+def test_a_value_of_another_type_is_told_of_the_operator() -> None:
+    """The sink can write what the operator says that it gives; of what fits its type the sink says what is wrong."""
+    places = [Coordinates("orders", 2, 10), Coordinates("orders", 2, 11)]
+    sink = SinkOutput("out", Written([]), KafkaSink[str]("out").encoder(str), declared=Declared("name", str))
+    with pytest.raises(RecordError) as refused:
+        sink(Batch(["ann", 7], places))
+    assert str(refused.value).startswith(
+        "Operator 'name' says that it gives str, and gave something else for the record at orders[2] offset 11: "
+        "Expected `str`, got `int`. The job has stopped before it; nothing is lost. Let its function return str, or "
+        "declare what it returns; or leave the record out: --skip orders:2:11."
+    )
+    table = SinkOutput("table", Written([]), Columns(), declared=Declared("sum", Total))
+    with pytest.raises(RecordError, match="Sink 'table' cannot write the record at"):
+        table(Batch([Total("ann", 10)], places[:1]))
 
 
 def test_a_value_that_does_not_fit_is_told_of_the_sink() -> None:

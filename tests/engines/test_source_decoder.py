@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from confluent_kafka import Message
 
+from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.source_decoder import NAMED_MAX, SourceDecoder
 from exactlyonce.pipeline.codec import Codec
@@ -83,6 +84,18 @@ def test_a_key_that_does_not_decode_is_told_as_the_key() -> None:
         SourceDecoder("orders", KafkaSource("orders", value=Order, key=int, metadata=True)).decode(
             batch_of(lambda number: number < 7)[7:]
         )
+
+
+def test_records_that_are_to_be_skipped_are_not_decoded() -> None:
+    """Each is counted and named once; those of other topics and partitions are not meant, nor are those that come."""
+    said: list[str] = []
+    skips = [RecordPlace("orders", 3, 7), RecordPlace("orders", 2, 1), RecordPlace("other", 3, 0)]
+    decoder = SourceDecoder("orders", KafkaSource("orders", value=Order), said.append, skips=skips)
+    batch = decoder.decode(batch_of(lambda number: number != 7)[:10])
+    assert [origin.offset() for origin in batch.origins] == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    assert [record.id for record in batch.records] == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    assert decoder.skipped_count == 1
+    assert said == ["skipped: source 'orders': the record at orders[3] offset 7, as asked for by --skip"]
 
 
 def test_the_first_bad_record_fails_the_job(capsys: pytest.CaptureFixture[str]) -> None:

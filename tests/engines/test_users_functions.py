@@ -116,6 +116,7 @@ def test_what_is_neither_true_nor_false_is_an_error_of_the_record() -> None:
 
 def test_any_error_has_a_text() -> None:
     assert "it cannot say what: its text raised KeyError" in str(record_error("Operator 'op'", "op", None, Mute()))
+    assert "ValueError: say what, on a record. The job" in str(record_error("op", "op", None, ValueError("say what.")))
     said = str(record_error("Operator 'op'", "op", None, ValueError("caf\udce9")))
     assert said.encode()
     assert "caf\\udce9" in said

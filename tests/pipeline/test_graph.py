@@ -14,7 +14,7 @@ from exactlyonce import AvroCodec, Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load
-from exactlyonce.sinks import KafkaSink
+from exactlyonce.sinks import FileSink, KafkaSink, PostgresSink
 
 PROGRAM = """
 import msgspec
@@ -122,3 +122,17 @@ def test_the_picture() -> None:
         ["out", "sink", "<-", "totals", "KafkaSink", "out"],
     ]
     assert "<=" not in graph(partitioned=True).explain()
+
+
+def test_the_picture_of_a_store() -> None:
+    """It says what is written to, and how rows find their places."""
+    pipeline = Pipeline("p")
+    orders = pipeline.source("orders", KafkaSource("in", value=Order))
+    sinks: dict[str, Any] = {
+        "postgres": PostgresSink("totals", schema="shop", mode="upsert", key=("id",), dsn="env:DSN"),
+        "files": FileSink("/data/orders", format="jsonl", partition_by=("id",)),
+    }
+    for id, sink in sinks.items():
+        orders.sink(id, sink)
+    lines = [line.split("<- orders ")[1] for line in pipeline.build().explain().splitlines() if "<- " in line]
+    assert lines == ["PostgresSink shop.totals upsert by id", "FileSink /data/orders jsonl by id"]

@@ -262,12 +262,12 @@ def _not_restored(real: Any, *_: Any) -> Any:
 
 @mutant("every subtask takes what went round", LOST_OR_TWICE, shape="cycle", luck="rescaled cycles")
 @in_place_of(in_flight, "restored")
-def _dealt_to_all(real: Any, manifest: Manifest, graph: Any, subtask: int, parallelism: int, reader: Any) -> Any:
+def _dealt_to_all(real: Any, manifest: Manifest, graph: Any, subtask: int, parallelism: int, *arguments: Any) -> Any:
     logs = manifest.channel_logs
     if parallelism == manifest.parallelism:
-        return real(manifest, graph, subtask, parallelism, reader)
+        return real(manifest, graph, subtask, parallelism, *arguments)
     anew = tuple(msgspec.structs.replace(each, subtask=subtask) for each in logs)
-    return real(msgspec.structs.replace(manifest, channel_logs=anew), graph, subtask, parallelism, reader)
+    return real(msgspec.structs.replace(manifest, channel_logs=anew), graph, subtask, parallelism, *arguments)
 
 
 @mutant("a snapshot waits for feedback", STUCK, shape="cycle", luck=CYCLES)

@@ -194,7 +194,9 @@ class Replay:
             return ops.SinkOutput(node.id, _Collected(self.outputs[node.id, subtask]), encoder)
 
         def table(node: Node) -> Any:
-            return wiring.table_of(node, graph, parallelism, subtask, self.base, self.blocks, backend=HashMapBackend())
+            return wiring.table_of(
+                node, graph, parallelism, subtask, self.base, self.blocks, drops_fields=False, backend=HashMapBackend()
+            )
 
         return wiring.make_operator(node, Context(node.id, subtask, parallelism), table).operator
 

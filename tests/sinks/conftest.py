@@ -12,7 +12,7 @@ import pytest
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / store / "rig") for store in ("", "postgres", "mysql")]
-sys.path.insert(0, str(HERE / "redis" / "serving"))
+sys.path[:0] = [str(HERE / "redis" / "serving"), str(HERE.parent / "engines")]
 
 
 @pytest.fixture(scope="session")

@@ -133,7 +133,7 @@ def test_the_types_of_the_pipeline(spark: Any, shop: Shop) -> None:
     frame = load(spark, shop.options(**shop.types()))
     assert frame.schema.simpleString().startswith("struct<key:string,value:struct<sum:bigint,")
     assert rows(frame) == shop.shown("totals")
-    assert {row["key"] for row in read(direct(shop.options(operator="counts", **shop.types())))} == {"0", "1", "2"}
+    assert {row["key"] for row in read(direct(shop.options(operator="counts", **shop.types())))} == {0, 1, 2}
 
     def cents(options: dict[str, str]) -> dict[str, int]:
         return {row["key"]: row["value"]["cents"] for row in read(direct(options))}
@@ -149,6 +149,16 @@ def test_the_types_of_the_pipeline(spark: Any, shop: Shop) -> None:
         direct(shop.options(**shop.types()))
     with pytest.raises(ConfigError, match="has no operator 'totals' with state; it has sums, counts"):
         direct(shop.options(**shop.types(totals="sums")))
+
+
+def test_keys_have_the_type_that_the_blocks_say(shop: Shop, tmp_path: Path) -> None:
+    """Texts are texts, and numbers numbers, whether the function of key_by says its type or not; JSON is asked for."""
+    shop.run()
+    url = json.loads(shop.command("savepoint", shop.name, "--to", f"file://{tmp_path}", "--json"))["url"]
+    for options in (shop.options(), {"state": url, "operator": "totals"}):
+        assert {row["key"] for row in read(direct(options))} == {f"c{n}" for n in range(7)}
+        assert {row["key"] for row in read(direct({**options, "operator": "counts"}))} == {0, 1, 2}
+    assert {row["key"] for row in read(direct(shop.options(json="true")))} == {f'"c{n}"' for n in range(7)}
 
 
 @pytest.mark.exhaustive

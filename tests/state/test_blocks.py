@@ -39,7 +39,7 @@ def test_the_bytes_of_a_block_do_not_change() -> None:
     body = b"EOS1" + len(header).to_bytes(4, "big") + header + zlib.compress(raw, 1)
     assert _block().body == body
     reader = BlockDecoder(body)
-    assert reader.header == _block().header
+    assert reader.header == msgspec.structs.replace(_block().header, key_forms=0)
     keys, deleted, states = reader.section(1)
     assert (keys, deleted, bytes(states)) == ([b"\xa1c"], [b"\xa1d"], b"\x91\x03")
     keys, deleted, states = reader.section(0)
@@ -85,4 +85,4 @@ def test_blocks_stay_small(size: int) -> None:
 
 def test_a_state_too_large_for_a_block_is_an_error() -> None:
     with pytest.raises(StateUnstorable, match=r"operator 'totals' takes 900.*Spread it over more keys"):
-        BlockEncoder("totals", 1).add(0, IMAGE, b"", bytes(SECTION_SIZE_MAX + 1), 1)
+        BlockEncoder("totals", 1).add(0, IMAGE, encode_keys([], []), bytes(SECTION_SIZE_MAX + 1), 1)

@@ -276,6 +276,50 @@ def test_a_lost_field_is_an_error_even_if_the_rest_decodes() -> None:
             StateType("totals", new).require_readable(StateType("totals", old).schema)
 
 
+def test_a_field_that_has_its_default_may_go() -> None:
+    """Code of before reads the states of newer code, and never writes beside them: what it drops does not come back."""
+    first, grown, _, _ = _versions()
+    before, after = StateType[Any]("totals", first), StateType[Any]("totals", grown)
+    before.require_readable(after.schema)
+    assert before.decode(after.encode([grown(1, "a"), grown(2, "b", 0)]), after.schema) == [
+        first(1, "a"),
+        first(2, "b"),
+    ]
+    assert before.dropped(after.schema, 1) == ["Total.count"]
+    assert not before.may_share_chain(after.schema, 1)
+    assert after.may_share_chain(before.schema, 1)
+
+
+def test_a_field_that_has_not_its_default_goes_only_where_it_is_given_up() -> None:
+    first, grown, _, _ = _versions()
+    before, after = StateType[Any]("totals", first), StateType[Any]("totals", grown)
+    written = after.encode([grown(1, "a"), grown(2, "b", 7), grown(3, "c", 8)])
+    refusal = (
+        r"operator 'totals' has fields that Total does not have: Total\.count\. In 2 of .*3 keys.*--allow-dropped-fi"
+    )
+    for read in (before.decode, before.split):
+        with pytest.raises(StateIncompatible, match=refusal):
+            read(written, after.schema, 1)
+    giving_up = StateType[Any]("totals", VersionedState(first, drops_fields=True))
+    assert giving_up.decode(written, after.schema) == [first(1, "a"), first(2, "b"), first(3, "c")]
+    assert not giving_up.may_share_chain(after.schema, 1)
+
+
+def test_a_field_without_a_known_default_goes_only_where_it_is_given_up() -> None:
+    first, _, _, demanding = _versions()
+    made = msgspec.defstruct("Total", [("sum", int), ("name", str), ("at", int, msgspec.field(default_factory=int))])
+    for grown in (demanding, made):
+        with pytest.raises(StateIncompatible, match="would be lost"):
+            StateType[Any]("totals", first).require_readable(StateType("totals", grown).schema)
+        giving_up = StateType[Any]("totals", VersionedState(first, drops_fields=True))
+        giving_up.require_readable(StateType("totals", grown).schema)
+    placed = msgspec.defstruct("Total", [("sum", int), ("name", str), ("count", int, 0)], array_like=True)
+    fewer = msgspec.defstruct("Total", [("sum", int), ("name", str)], array_like=True)
+    giving_up = StateType[Any]("totals", VersionedState(fewer, drops_fields=True))
+    with pytest.raises(StateIncompatible, match="stored by position"):
+        giving_up.require_readable(StateType("totals", placed).schema)
+
+
 def test_a_new_field_without_a_default_is_an_error() -> None:
     first, _, _, demanding = _versions()
     old, new = StateType[Any]("totals", first), StateType[Any]("totals", demanding)

@@ -30,7 +30,7 @@ from exactlyonce.engines.bounded.replay.sharing import (
 )
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, UserError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError
 from exactlyonce.pipeline.loading import Loaded
 
 
@@ -59,7 +59,7 @@ class ReplayRepair:
         """The new committable, or why there is none."""
         try:
             return self._replay(manifest, lost, self._outputs_of(manifest), transactional_id)
-        except BrokerUnavailable:
+        except (BrokerUnavailable, Unavailable):
             raise
         except (UserError, Halt) as error:
             return str(error)

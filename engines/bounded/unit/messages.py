@@ -9,7 +9,7 @@ import msgspec
 
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.unit.staging import ChannelFile, OutputFile
@@ -49,6 +49,10 @@ class Unit(msgspec.Struct, frozen=True, tag="unit"):
     """Where files are staged."""
     storage: str = ""
     """Where blocks are kept; see `Manifest.storage`."""
+    drops_fields: bool = False
+    """`VersionedState.drops_fields`, of all states."""
+    skips: tuple[RecordPlace, ...] = ()
+    """The records of the inputs to leave out."""
     incremental: bool = True
     """`CheckpointSettings.incremental`."""
     left: dict[str, int] = msgspec.field(default_factory=dict)
@@ -64,12 +68,17 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     """Messages read from topics."""
     skipped: tuple[Skipped, ...]
-    """Of those, skipped because they do not decode, by partition."""
+    """Of those, skipped, by partition."""
     began_ms: int
     ended_ms: int
     label: str
     notes: tuple[str, ...] = ()
     """What a person should know."""
+
+    @property
+    def skipped_count(self) -> int:
+        """How many were skipped."""
+        return sum(each.count for each in self.skipped)
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):

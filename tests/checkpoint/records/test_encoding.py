@@ -201,7 +201,7 @@ FINGERPRINTS = {
         "57be248af10ce47f",
         "e942cc97b09aa6ae",
         "f94a7e9d9cfdb206",
-        "35eb17cdbf0010bf",
+        "6ee16d65b769dd95",
     ],
     Finalized: ["97b9bc06bfcdb453"],
     Incarnation: ["c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb"],

@@ -234,11 +234,22 @@ class TestSecrets:
         config = ClientConfig({**SASL, "sasl.password": "env:NOT_HERE"})
         assert ClientConfig(msgspec.json.decode(msgspec.json.encode(config.settings))) == config
 
-    @given(st.text(min_size=1).filter(lambda text: not text.startswith(("env:", "file:"))), st.text(), st.text())
+    @given(st.text(min_size=8).filter(lambda text: not text.startswith(("env:", "file:"))), st.text(), st.text())
     def test_redact_removes_every_occurrence(self, secret: str, before: str, after: str) -> None:
         config = ClientConfig({**SASL, "sasl.password": secret})
         shown = config.redact(before + secret + after + secret)
         assert not any(secret in piece for piece in shown.split("***"))
+
+    @pytest.mark.parametrize("secret", ["p", "s3cret", "!x?", ".w", "\u00e9t\u00e9"])
+    def test_a_short_secret_is_hidden_where_it_stands_by_itself(self, secret: str) -> None:
+        config = ClientConfig({**SASL, "sasl.password": secret})
+        for text in ("//user:{}@host", "password={} is no", "<{}>", "{}", "it is {}.", "{}, {}"):
+            assert config.redact(text.format(secret, secret)) == text.format("***", "***")
+
+    def test_a_password_of_one_letter_is_not_told_by_what_is_missing(self) -> None:
+        config = ClientConfig({**SASL, "sasl.password": "p"})
+        said = "exactlyonce: pipeline 'paid' has no topic; password=p, user:p@host"
+        assert config.redact(said) == "exactlyonce: pipeline 'paid' has no topic; password=***, user:***@host"
 
     def test_secret_is_a_string(self) -> None:
         assert Secret("x") == "x"

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from waiting import flushed
+from flushing import flushed
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks import FileSink

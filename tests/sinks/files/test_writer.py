@@ -8,7 +8,8 @@ import threading
 from typing import Any, NamedTuple
 
 import pytest
-from waiting import staged, until
+from flushing import staged
+from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks.files import staging, writer

@@ -19,7 +19,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are no
     ResourcePatternType,
     ResourceType,
 )
-from waiting import flushed, until
+from flushing import flushed
+from waiting import until
 
 from exactlyonce.checkpoint.store.client import end_offsets
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker

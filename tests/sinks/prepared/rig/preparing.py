@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import msgspec
 import pymysql
 import pytest
+from flushing import staged
 from mariadb_server import DATABASE, MariaDB
 from postgres_server import PostgresServer
 from statement_proxy import StatementProxy
-from waiting import staged, until
+from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.engines.system_clock import SystemClock

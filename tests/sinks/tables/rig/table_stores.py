@@ -77,7 +77,7 @@ class Tables(ABC):
         """Whether anybody does."""
 
     def until_a_lock_is_waited_for(self) -> None:
-        until(self.waits_for_a_lock, 0.15)  # InnoDB shows new locks only to those who have not looked for 0.1 s
+        until(self.waits_for_a_lock, pause_s=0.15)  # InnoDB shows new locks only to those who have not looked for 0.1 s
 
     def of(self, type_: Any, table: str = "totals", *, quick: bool = False, **options: Any) -> Store:
         """A store for rows of this type, in a table that is there; one that is *quick* gives up locks soon."""

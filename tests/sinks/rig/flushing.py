@@ -1,21 +1,13 @@
-"""Waits for a state, and for an interval that a writer flushes."""
+"""Waits for an interval that a writer flushes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks.writer import FlushedInterval
 from exactlyonce.testing.cluster import LIMIT_S
-
-
-def until(condition: Callable[[], object], pause_s: float = 0.01) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "what the test waits for did not happen"
-        time.sleep(pause_s)
 
 
 def flushed(writer: Any, checkpoint: int) -> FlushedInterval:
