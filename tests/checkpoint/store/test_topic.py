@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]  # its stubs hide some
 
+from exactlyonce.checkpoint.store import topic
 from exactlyonce.checkpoint.store.topic import NEEDS, find_topic, min_insync_needed, prepare_topic
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
 
@@ -22,19 +23,38 @@ def config(kafka: Any) -> dict[str, Any]:
 @pytest.mark.broker
 class TestTopic:
     def test_a_missing_topic_is_created_as_it_must_be(self, kafka: Any, topic_name: str) -> None:
-        topic = prepare_topic(config(kafka), topic_name, partitions=3)
-        assert (topic.name, topic.partitions) == (f"{topic_name}.checkpoints", 3)
-        resource = ConfigResource(ResourceType.TOPIC, topic.name)
+        made = prepare_topic(config(kafka), topic_name, partitions=3)
+        assert (made.name, made.partitions) == (f"{topic_name}.checkpoints", 3)
+        resource = ConfigResource(ResourceType.TOPIC, made.name)
         admin = AdminClient(config(kafka))
         found = admin.describe_configs([resource])[resource].result()
         assert {need.setting: found[need.setting].value for need in NEEDS} == {n.setting: n.value for n in NEEDS}
-        assert prepare_topic(config(kafka), topic_name, partitions=7) == topic
-        assert find_topic(config(kafka), topic_name) == topic
+        assert prepare_topic(config(kafka), topic_name, partitions=7) == made
+        assert find_topic(config(kafka), topic_name) == made
 
     def test_two_instances_that_start_at_once(self, kafka: Any, topic_name: str) -> None:
         with ThreadPoolExecutor(2) as pool:
             first, second = pool.map(lambda _: prepare_topic(config(kafka), topic_name), range(2))
         assert first == second
+
+    def test_a_setting_that_brokers_have_yet_to_learn(
+        self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As right behind an AlterConfigs, also of another instance's; one that stays wrong is refused."""
+        real, stale = topic._settings, iter(range(2))
+
+        def lagging(*known: Any) -> dict[str, str]:
+            found = real(*known)
+            return found | {"min.insync.replicas": "2"} if next(stale, None) is not None else found
+
+        made = prepare_topic(config(kafka), topic_name)
+        monkeypatch.setattr(topic, "_settings", lagging)
+        assert prepare_topic(config(kafka), topic_name) == made
+        assert next(stale, None) is None
+        stale = iter(range(1_000_000))
+        monkeypatch.setattr(topic, "_SETTLING_S", 0.0)
+        with pytest.raises(TopicError, match=r"min.insync.replicas is 2, must be <= 1"):
+            prepare_topic(config(kafka), topic_name)
 
     @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
     def test_a_topic_that_deletes_is_refused(self, kafka: Any, topic_name: str, policy: str) -> None:
