@@ -91,6 +91,11 @@ class DeferredWriter:
         self.sink = self.inner.sink
 
     @property
+    def held_up(self) -> str:
+        """As of the writer behind it."""
+        return self.inner.held_up
+
+    @property
     def room(self) -> int:
         """None while more may be written than should wait for it: the store is slower than the stream."""
         return 0 if sum(each.size for each in self._finalized) > UNWRITTEN_BYTES_MAX else ROOM

@@ -54,6 +54,7 @@ class _Printer:
     records: int = 0
     unwritten: int = 0
     room: int = ROOM
+    held_up: str = ""
     open_transactions: int = 0
     _cut: set[int] = field(default_factory=set)
 

@@ -73,6 +73,10 @@ class SinkWriter(Protocol):
         not take a barrier."""
 
     @property
+    def held_up(self) -> str:
+        """What its flush would wait for, in words; empty: for nothing, or who is asked elsewhere says it."""
+
+    @property
     def open_transactions(self) -> int:
         """Transactions of this subtask that are open on the broker."""
 

@@ -149,6 +149,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """The operators whose state finds no room on the disk."""
     notes: list[str]
     """What a person should know that has happened since the last message."""
+    held_up: list[str] = []
+    """Of each sink whose flush would wait, for what."""
     unwritten: dict[str, int] = {}
     """By sink, the records that wait to be written though their checkpoint is finalized."""
     busiest: str = ""

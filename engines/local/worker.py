@@ -272,6 +272,7 @@ class Worker:
                 ],
                 notes=[note for source in self._sources for note in source.notes] + self.built.notes,
                 full=sorted(self._full),
+                held_up=[writer.held_up for writer in self.built.writers if writer.held_up],
                 unwritten=self.unwritten,
                 busiest=busiest,
                 busiest_ms=busiest_ms,

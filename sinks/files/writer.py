@@ -63,6 +63,12 @@ class FilesWriter:
         return 0 if self._backlog_bytes > BACKLOG_BYTES_MAX else ROOM
 
     @property
+    def held_up(self) -> str:
+        """The disk, if there is something that it has not taken."""
+        waiting = self._backlog_bytes
+        return f"sink {self.sink!r} waits for its disk to take {waiting:,} bytes" if waiting else ""
+
+    @property
     def open_transactions(self) -> int:
         """None ever."""
         return 0

@@ -24,6 +24,9 @@ TRANSACTION_LINGER_MS = 20
 """Unless settings say otherwise, how long a record of a transaction may wait for more: nobody sees it before its
 checkpoint completes, and many small batches cost the broker and us more than few. Where others see records at once, the
 library's own default counts."""
+LINGER_MAX_MS = 100
+"""A longer one counts as so much: what lingers the broker has not taken, and writers pause where it takes little."""
+_LINGER = ("linger.ms", "queue.buffering.max.ms")
 FLUSH_SLICE_S = 0.2
 """How soon a flush notices that it was abandoned."""
 
@@ -143,11 +146,13 @@ class KafkaProducers:
             if error.fatal():
                 failed(*failure(self._topic, "the producer failed", error))
 
+        too_long = [name for name in _LINGER if float(self._config.get(name, 0)) > LINGER_MAX_MS]
         transactions = {"transactional.id": transactional_id, "transaction.timeout.ms": self._timeout_ms}
         producer = make_producer(
             {
                 **({} if transactional_id is None else {"linger.ms": TRANSACTION_LINGER_MS}),
                 **self._config,
+                **dict.fromkeys(too_long, LINGER_MAX_MS),
                 **({"enable.idempotence": True} if transactional_id is None else transactions),
                 "delivery.report.only.error": True,
                 "on_delivery": undelivered,

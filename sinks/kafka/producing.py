@@ -104,6 +104,17 @@ class ProducingWriter(ABC):
         may_wait = max(WAITING_MIN, self._departures.lately(self._now_s()))
         return max(0, may_wait - (self.records - self._delivered))
 
+    @property
+    def held_up(self) -> str:
+        """The broker, where more records wait for it than it has taken lately."""
+        waiting, lately = self.records - self._delivered, self._departures.lately(self._now_s())
+        if waiting <= lately:
+            return ""
+        return (
+            f"sink {self.sink!r} waits for the broker to take {waiting:,} records, of which it took {lately:,} in the "
+            f"last {WAITING_S:g} s"
+        )
+
     def write(self, outputs: Outputs) -> None:
         """Produce *outputs*, now or as soon as possible."""
         if not outputs.left:

@@ -119,6 +119,12 @@ class PreparedWriter:
         return 0 if self._backlog_bytes > BACKLOG_BYTES_MAX else ROOM
 
     @property
+    def held_up(self) -> str:
+        """The store, if there are rows that it has not taken."""
+        waiting = self._backlog_bytes
+        return f"sink {self.sink!r} waits for its store to take {waiting:,} bytes" if waiting else ""
+
+    @property
     def open_transactions(self) -> int:
         """None on the broker."""
         return 0

@@ -48,6 +48,8 @@ class DirectWriter:
     _lost: int = 0
     _lost_why: str = ""
 
+    held_up = ""
+
     @property
     def room(self) -> int:
         """None while too much waits to be written."""

@@ -90,6 +90,8 @@ class RowsWriter:
     _cut: deque[_Interval] = field(default_factory=deque)
     _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
 
+    held_up = ""
+
     @property
     def room(self) -> int:
         """None while too many blocks are on their way."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+import msgspec
 import pytest
 
 from exactlyonce import Pipeline
@@ -81,6 +82,8 @@ def test_an_operator_is_slow_that_takes_long_and_most_of_the_time() -> None:
     assert found.slow() == "operator 'enrich' takes 50 ms a record (98% of the time of worker 0)"
     found.heard(0, progress(0, "enrich", 50.2, 0.1), 102.0)
     assert found.slow() == ""
+    found.heard(0, msgspec.structs.replace(progress(), held_up=["sink 'out' waits"]), 103.0)
+    assert found.slow() == "sink 'out' waits"
 
 
 def test_a_coordinator_does_not_wait_for_a_worker_that_takes_nothing() -> None:

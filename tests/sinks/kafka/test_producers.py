@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from exactlyonce.sinks.kafka import producers
-from exactlyonce.sinks.kafka.producers import TRANSACTION_LINGER_MS, KafkaProducers, Transaction
+from exactlyonce.sinks.kafka.producers import LINGER_MAX_MS, TRANSACTION_LINGER_MS, KafkaProducers, Transaction
 from exactlyonce.testing.cluster import KafkaCluster
 
 
@@ -51,7 +51,7 @@ def test_a_dropped_producer_is_freed_at_once(
 
 
 def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody sees them before their checkpoint completes. The user's setting wins, by either of its names."""
+    """Nobody sees them before their checkpoint completes. The user's setting wins, by either name, up to a bound."""
     made: list[dict[str, Any]] = []
 
     def make(settings: dict[str, Any]) -> Any:
@@ -64,10 +64,12 @@ def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(producers, "make_producer", make)
     monkeypatch.setattr(producers, "connect", lambda *arguments: None)
     with ThreadPoolExecutor(1) as executor:
-        for transactional_id, settings in (("t", {}), ("t", {"linger.ms": "3"}), (None, {})):
+        given: list[tuple[str | None, dict[str, str]]]
+        given = [("t", {}), ("t", {"linger.ms": "3"}), (None, {}), ("t", {"linger.ms": "5000"})]
+        for transactional_id, settings in given:
             KafkaProducers("topic", settings, 60_000, executor).make(transactional_id, failed).result()
         KafkaProducers("topic", {"queue.buffering.max.ms": "3"}, 60_000, executor).make("t", failed).result()
-    assert [each.get("linger.ms") for each in made[:3]] == [TRANSACTION_LINGER_MS, "3", None]
-    assert list(made[3]).index("linger.ms") < list(made[3]).index("queue.buffering.max.ms"), (
+    assert [each.get("linger.ms") for each in made[:4]] == [TRANSACTION_LINGER_MS, "3", None, LINGER_MAX_MS]
+    assert list(made[4]).index("linger.ms") < list(made[4]).index("queue.buffering.max.ms"), (
         "of two names the last counts"
     )
