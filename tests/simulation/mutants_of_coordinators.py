@@ -205,7 +205,7 @@ mutant(
 )  # fmt: skip
 
 
-@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=653)
+@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=58)
 @in_place_of(commit, "await_markers")
 def _believed_markers(real: Any, committables: Any, *, commit: bool) -> Any:
     yield from real(committables, commit=commit)

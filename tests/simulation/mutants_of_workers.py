@@ -56,7 +56,7 @@ from exactlyonce.state.tiered.table import TieredSnapshot, TieredTable
 
 mutant(
     "no alignment", WRONG, patch.object(Alignment, "is_held", lambda self, source: False),
-    patch.object(Alignment, "take", lambda self, source: None), first=4,
+    patch.object(Alignment, "take", lambda self, source: None), first=5,
 )  # fmt: skip
 
 
