@@ -198,8 +198,8 @@ def _own_number(real: Any, manifest: Manifest, graph: Any, subtask: int, *argume
 
 @mutant("what is dealt anew is dealt twice", LOST_OR_TWICE, luck=UNALIGNED, first=2)
 @in_place_of(in_flight, "restored")
-def _dealt_twice(real: Any, manifest: Manifest, graph: Any, subtask: int, parallelism: int, reader: Any) -> Any:
-    found = real(manifest, graph, subtask, parallelism, reader)
+def _dealt_twice(real: Any, manifest: Manifest, graph: Any, subtask: int, parallelism: int, *arguments: Any) -> Any:
+    found = real(manifest, graph, subtask, parallelism, *arguments)
     return found if parallelism == manifest.parallelism else found + found
 
 
@@ -276,7 +276,7 @@ def _awaited(real: Any, self: Alignment, inputs: Any, *, feedback: Any = (), exa
     real(self, [*inputs, *feedback], exactly_once=exactly_once)
 
 
-@mutant("feedback ahead of the snapshot is not held back", WRONG, shape="mutual", luck=CYCLES, first=12)
+@mutant("feedback ahead of the snapshot is not held back", WRONG, shape="mutual", luck=CYCLES, first=20)
 @in_place_of(Alignment, "is_held")
 def _ahead(real: Any, self: Alignment, source: Any) -> Any:
     return source in self._ordinary and real(self, source)

@@ -69,7 +69,7 @@ def _commit_first(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any
     return (yield from real(plan, protocols, *more, **named))
 
 
-@mutant("abort after an unknown answer", ABORTED, luck="network", first=2)
+@mutant("abort after an unknown answer", ABORTED, luck="network", first=7)
 @in_place_of(commit, "end")
 def _abort_after_unknown(real: Any, endings: Any, *, commit: bool) -> Any:
     asked = tuple(endings)
@@ -171,7 +171,7 @@ def _no_sweep_of_empty(real: Any, *arguments: Any, **options: Any) -> Any:
         return end.value
 
 
-@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=831)
+@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=198)
 @in_place_of(of_transactions, "sweep")
 def _unprotected(real: Any, pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
     return real(pipeline, incarnation, attempt, **{**options, "protected": ()})
@@ -201,7 +201,7 @@ def _forget_repairs(real: Any, self: Any, manifest: Any, repairs: Any, **options
 
 mutant(
     "later transactions of a subtask do not wait for earlier ones", REPEATED,
-    patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0))), luck="carried", first=780,
+    patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0))), luck="carried", first=69,
 )  # fmt: skip
 
 
@@ -320,7 +320,7 @@ def _left_open(real: Any, self: Any, request: str) -> Any:
 
 @mutant(
     "a cancelled run does not finish what is decided",
-    r"checkpoint \d+ is condemned before it is known to be committed", luck="cancelled and deleted", first=13,
+    r"checkpoint \d+ is condemned before it is known to be committed", luck="cancelled and deleted", first=193,
 )  # fmt: skip
 @in_place_of(Coordinator, "_restart")
 def _unfinished(real: Any, self: Any, reason: str, now_ms: int, *, unfinished: bool = False) -> Any:

@@ -204,7 +204,7 @@ def _disordered(real: Any, self: Any, committable: Any) -> Any:
     return reversed(list(real(self, committable)))
 
 
-@mutant("what a barrier meets in memory goes to the next checkpoint", SET_ASIDE)
+@mutant("what a barrier meets in memory goes to the next checkpoint", SET_ASIDE, first=1)
 @in_place_of(RowsWriter, "barrier")
 def _not_sent(real: Any, self: RowsWriter, checkpoint: int) -> None:
     rows, size, self._rows, self._size = self._rows, self._size, [], 0

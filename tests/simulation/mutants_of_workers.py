@@ -312,10 +312,10 @@ def _sorted_log(real: Any, self: OrderRuns, *, exact: bool = True) -> Any:
 
 @mutant("a replay does not restore the checkpoint before", REPEATED, shape="chain", luck="replays", first=5)
 @in_place_of(wiring, "table_of")
-def _replay_from_nothing(real: Any, *arguments: Any, backend: Any) -> Any:
+def _replay_from_nothing(real: Any, *arguments: Any, **options: Any) -> Any:
     node, graph, parallelism, subtask, manifest, reader = arguments
     without = msgspec.structs.replace(manifest, operators=())
-    return real(node, graph, parallelism, subtask, without, reader, backend=backend)
+    return real(node, graph, parallelism, subtask, without, reader, **options)
 
 
 @mutant(
