@@ -32,6 +32,7 @@
     │   └── RecordsGone         connectors.kafka.log: a transaction's records are no longer all in the log
     ├── OutputLost              at the end of a run some output of a sink that delivers at most once is unwritten
     ├── EndedAtOnce             asked to stop twice, the run has ended without a last checkpoint; nothing is lost
+    │   └── StoppedShort        asked to stop, it has ended before its last checkpoint was complete
     ├── EndedEarly              asked to stop, a bounded run has ended cleanly before it had read all
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
     │   └── TooLarge            checkpoint.records.encoding: a record of the checkpoint topic is over its limit

@@ -104,20 +104,20 @@ full 1 -> hold
 # A stop waits for no room: the run ends with its newest checkpoint, for room may never come.
 running
 full 1 -> hold
-stop -> note ...the run ends with its newest checkpoint... & restart 1 after 0
-recovered 0 -> end at 0
+stop -> restart 1 after 0
+recovered 0 -> end at 0 short: a worker's disk is full
 
 # A stop gives up what is under way when a disk is full.
 triggered
 full 1 -> hold
-stop -> note ...the run ends with its newest checkpoint... & restart 1 after 0
-recovered 0 -> end at 0
+stop -> restart 1 after 0
+recovered 0 -> end at 0 short: a worker's disk is full
 
 # A stop gives up its last checkpoint when a disk is full.
 triggered
 stop
-full 1 -> hold & note ...the run ends with its newest checkpoint... & restart 1 after 0
-recovered 0 -> end at 0
+full 1 -> hold & restart 1 after 0
+recovered 0 -> end at 0 short: a worker's disk is full
 """)
 def test_a_script(script: str) -> None:
     play(script)
