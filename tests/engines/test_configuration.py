@@ -204,8 +204,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "checkpoint": {
         "mode": "at_least_once", "retention": "delete_on_cancellation", "storage": "s3://bucket/prefix",
         "unaligned": True, "incremental": False, "aligned_timeout": "2s", "interval": "2s", "timeout": "3s",
-        "deploy_timeout": "7m", "min_pause": "1s", "restart_budget": "30s", "store_timeout": "20m", "stop_timeout": "9s",
-        "transaction_timeout": "5m", "max_concurrent": 2, "tolerable_failed": 4, "num_retained": 5,
+        "deploy_timeout": "7m", "min_pause": "1s", "restart_budget": "30s", "store_timeout": "20m",
+        "stop_timeout": "9s", "transaction_timeout": "5m",
+        "max_concurrent": 2, "tolerable_failed": 4, "num_retained": 5,
     },
     "state": {"backend": "rocksdb", "memory": "2gb", "folder": "/fast"},
 }  # fmt: skip
