@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.local.inline import InlineWorker
 from exactlyonce.engines.local.job import Job
-from exactlyonce.engines.local.reporting import JsonReporter, Reporter
+from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Reporter
 from exactlyonce.engines.local.workers import WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Undetermined
 from exactlyonce.pipeline.loading import Loaded
 
 
@@ -102,8 +102,21 @@ def run_loaded(
                     raise
 
 
-def run(loaded: Loaded, **options: Any) -> Manifest | None:
-    """What `Pipeline.run` calls: *options* are those of `exactlyonce run`, with underscores."""
+def run(
+    loaded: Loaded,
+    *,
+    on_event: Callable[[Mapping[str, Any]], None] | None = None,
+    log_level: str = "info",
+    **options: Any,
+) -> Manifest | None:
+    """What `Pipeline.run` calls: *options* are those of `exactlyonce run`, with underscores.
+
+    *on_event* is called with each event of *log_level* or graver, by one thread; without it each is a line of JSON on
+    stderr.
+    """
     from exactlyonce.engines.configuration import options_from
 
-    return run_loaded(loaded, options_from(options), JsonReporter())
+    if on_event is not None and not callable(on_event):
+        raise ConfigError(f"on_event is {on_event!r}: give a function that takes an event, a dict.")
+    reporter = JsonReporter(level=log_level) if on_event is None else EventReporter(on_event, level=log_level)
+    return run_loaded(loaded, options_from(options), reporter)
