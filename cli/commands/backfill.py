@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -104,6 +102,7 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     from exactlyonce.engines.bounded.leadership import history_if_any, refuse_if_running
     from exactlyonce.engines.bounded.stop_offsets import StopOffsets
     from exactlyonce.engines.savepoints.restoring import is_restored
+    from exactlyonce.engines.stop_signals import handling_stop_signals
     from exactlyonce.pipeline.errors import ConfigError
 
     if args.chunk_records < 1:
@@ -150,7 +149,7 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
             judged=judged,
         )
         try:
-            with _stop_on_signals(stopping, progress):
+            with handling_stop_signals(_handler(stopping, progress)):
                 summary = work.run()
         finally:
             progress.close()
@@ -158,10 +157,8 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     return 0
 
 
-@contextmanager
-def _stop_on_signals(stopping: threading.Event, progress: LineOfProgress) -> Iterator[None]:
-    """The first one asks for an end after the present checkpoint, the second one breaks it off; a program that goes on
-    afterwards has its own handlers again."""
+def _handler(stopping: threading.Event, progress: LineOfProgress) -> Callable[[int, FrameType | None], None]:
+    """What a signal does: the first one asks for an end after the present checkpoint, the second one breaks it off."""
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stopping.is_set():
@@ -169,15 +166,7 @@ def _stop_on_signals(stopping: threading.Event, progress: LineOfProgress) -> Ite
         stopping.set()
         progress.note_from_handler(STOPPING)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {each: signal.signal(each, asked) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    return asked
 
 
 def _sum_up(args: argparse.Namespace, name: str, summary: Summary, parallelism: int, elapsed_s: float) -> None:

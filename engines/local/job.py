@@ -150,8 +150,8 @@ class Job:
 
     def end_at_once(self) -> None:
         """End like a process that is killed, but in order; also while it is ending. Likewise from anywhere."""
-        self._broken_off = self._broken_off or _ended_at_once()
-        self._post(lambda: self._break_off(_ended_at_once()))
+        why = self._broken_off = self._broken_off or _ended_at_once()
+        self._post(lambda: self._break_off(why))
 
     def _hurried(self) -> bool:
         return self._broken_off is not None

@@ -88,6 +88,8 @@ class Subtask:
         self._loops = [each for each in self.inputs if isinstance(each, FeedbackInput)]
         self._turn: deque[Input] = deque(each for each in self.inputs if not isinstance(each, FeedbackInput))
         """What is new, which takes turns."""
+        self._into_loops = [each for each in self._turn if isinstance(each, ChannelInput)] if self._loops else []
+        """The channels that are closed while too much goes round."""
         self.alignment = Alignment(
             (each.name for each in self._turn),
             feedback=(each.name for each in self._loops),
@@ -139,14 +141,14 @@ class Subtask:
 
     def step(self) -> bool:
         """Take one batch or barrier from the next input that has one; True if there was any."""
-        for each in self.inputs if self._loops else ():
-            if isinstance(each, ChannelInput) and not isinstance(each, FeedbackInput):
-                each.close(self._has_too_much)
+        crowded = bool(self._loops) and self._has_too_much
+        for each in self._into_loops:
+            each.close(crowded)
         room = self.room
         if self.restored is not None and not self.restored.goes_round:
             return bool(room) and not self.full and self._take_restored(self.restored, room)
         rounds = self._rounds()
-        for source in self._in_turn(rounds):
+        for source in self._in_turn(rounds, crowded=crowded):
             if isinstance(source, RestoredInput):
                 if room:
                     return self._take_restored(source, room)
@@ -186,11 +188,11 @@ class Subtask:
         """Whether too much goes round for anything new."""
         return self.going_round > ROUND_RECORDS_MAX or sum(each.size for each in self._loops) > ROUND_BYTES_MAX
 
-    def _in_turn(self, rounds: Sequence[Input]) -> Iterator[Input]:
+    def _in_turn(self, rounds: Sequence[Input], *, crowded: bool) -> Iterator[Input]:
         """The inputs, in the order in which something is to be taken of them."""
         if not self._came_round:
             yield from rounds
-        takes_new = self._due or not self._loops or not self._has_too_much  # before a barrier, what lies there
+        takes_new = self._due or not crowded  # before a barrier, what lies there
         for _ in range(len(self._turn) if takes_new else 0):
             source = self._turn[0]
             self._turn.rotate(-1)
