@@ -1,11 +1,23 @@
-# make demo | test | test-all | test-matrix | crash-matrix | simulate | soak | bench | lint | help: each sets up what it needs in .venv, once.
-# Needs make, Python 3.10 or newer, a network.
+# make TARGET sets up what it needs in .venv, once: that takes make, Python 3.10 or newer, and a network.
 # ARGS passes arguments on: make demo ARGS="--kills 0", make test ARGS="-m 'not slow'".
-# make simulate SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores] [LUCK=zombies] [MUTANT="no alignment"] soaks; SEED=123 replays one, with its trace.
-# make test takes minutes: all but what repeats what a sample shows, and some of what takes long; make test-all leaves out the crash
-# matrix of stores alone, an hour of its own: make test-matrix.
+#
+# demo          real flights through a pipeline that is killed seven times
+# test          a sample of every promise: five minutes
+# test-changed  the exhaustive cases that a change since the last merge (or SINCE=main) may break, and an eighth of all others
+# test-all      every case but those of the next two: an hour; goes on where it was broken off
+# test-matrix   stores beside Kafka, killed at every step: an hour
+# crash-matrix  a crash, a stop or a lost request at every step of the protocol: some hours; goes on where it was
+# flaky         tests again and again, beside busy processes: ARGS="tests/state --times 20 --load 8"
+# simulate      histories on a broker in memory: SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores] [LUCK=zombies]
+#               [MUTANT="no alignment"]; SEED=123 replays one, with its trace
+# soak          300,000 such histories, over as many runs as it takes
+# bench         figures, as ratios against a hand-written loop
+# lint          ruff, import-linter, mypy
+# image         the Kafka image of docker/kafka
+# clean         removes .venv and all caches of the tools
+# help          this
 
-.PHONY: demo test test-all test-matrix crash-matrix simulate soak bench lint image clean kafka help
+.PHONY: demo test test-changed test-all flaky test-matrix crash-matrix simulate soak bench lint image clean kafka help
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 # Tests, and pipelines, start processes by the hundred: each would compile all source anew where nothing may be kept.
@@ -38,12 +50,20 @@ PYTEST := .venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder
 test: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
 	$(PYTEST) --sample $(ARGS)
 
+# What make test leaves out, as far as the change may break it; and an eighth of the rest, which goes round with the merges.
+test-changed: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
+	$(PYTEST) --changed="$(SINCE)" $(ARGS)
+
+# A run that was broken off goes on where it was, as long as no file changes.
 test-all: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
-	$(PYTEST) --durations=25 $(ARGS)
+	$(PYTEST) --resume --durations=25 $(ARGS)
+
+flaky: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
+	.venv/bin/python tests/selection/flaky.py $(ARGS)
 
 # The crash matrix of stores beside Kafka, an hour or so: servers and processes killed at every step, a million rows.
 test-matrix: .venv/dev.stamp .venv/java.stamp .venv/stores.stamp kafka
-	$(PYTEST) --matrix --durations=25 tests/stores tests/sinks/prepared tests/sinks/postgres tests/engines/test_delivery.py $(ARGS)
+	$(PYTEST) --matrix --durations=25 tests/stores tests/sinks/prepared tests/engines/test_delivery.py $(ARGS)
 
 # A crash or a lost request at every step of the protocol, on real servers: some hours. One that was broken off goes on.
 # make crash-matrix ARGS="--only 12/ --jobs 1", ARGS=--write for docs/guarantees.md.
@@ -67,13 +87,14 @@ soak: .venv/dev.stamp
 
 lint: .venv/dev.stamp
 	.venv/bin/ruff check .
+	.venv/bin/lint-imports --no-cache
 	.venv/bin/mypy
 
 image: .venv/dev.stamp
 	.venv/bin/python docker/build.py kafka $(ARGS)
 
 help:
-	@sed -n '/^#/!q; s/^# //p' Makefile
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 clean:
 	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

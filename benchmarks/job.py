@@ -63,6 +63,8 @@ class Job:
             except ValueError:
                 self._text.append(line)
                 continue
+            if event["event"] in ("failed", "taken_over"):
+                self._text.append(event["text"])
             self.events.append(event)
             self._fresh.put(event)
         self._fresh.put(None)

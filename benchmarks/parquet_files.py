@@ -86,7 +86,7 @@ def _sink(folder: Path, records: Sequence[Order]) -> None:
     for first in range(0, len(records), BATCH):
         writer.write(opened.encoder.encode(records[first : first + BATCH]))
         writer.poll()
-        while writer.full:
+        while not writer.room:
             writer.poll(0.01)
     writer.barrier(1)
     while (flushed := writer.take_flushed(1)) is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cluster import LIMIT_S
+
+from exactlyonce.connectors.embedded.broker import free_port
 
 PACKAGES = {"postgres": "postgresql", "mariadb": "mariadb-server", "redis": "redis-server"}
 _PROGRAMS = {
@@ -39,7 +40,7 @@ def missing(store: str) -> str:
 @contextmanager
 def running(store: str) -> Iterator[str]:
     """A server of *store*, and its address as a URL; gone after the `with`."""
-    folder, port = Path(tempfile.mkdtemp(prefix=f"exactlyonce-bench-{store}-")), _free_port()
+    folder, port = Path(tempfile.mkdtemp(prefix=f"exactlyonce-bench-{store}-")), free_port()
     command, user, url, answers = _SERVERS[store](folder, port)
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(command, cwd=folder, user=user, stdout=output, stderr=output)
@@ -144,8 +145,3 @@ def _given_to(user: str, folder: Path) -> str | None:
         return None
     os.chown(folder, pwd.getpwnam(user).pw_uid, pwd.getpwnam(user).pw_gid)
     return user
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])

@@ -97,6 +97,10 @@ class Coordinator:
         self._order_logs: list[tuple[int, OrderLog]] = []
         self._acked: dict[Subtask, int] = {}
         self._stopping = False
+        self._short = ""
+        """Why a stop gets no last checkpoint."""
+        self._ended_whole = False
+        """Whether the newest completed checkpoint is the last one."""
         self._savepoints = SavepointRequests()
         self._read_by: int | None = None
         """The newest checkpoint when every source had reached its target; None: not yet."""
@@ -225,6 +229,8 @@ class Coordinator:
 
     def _recover(self, reason: str, delay_ms: int) -> list[Effect]:
         """Replace the workers, whose transactions are aborted; after a stop, end instead of starting new ones."""
+        if self._stopping and self.state is JobState.RUNNING:
+            self._short = self._short or reason
         self._drop_in_flight()
         self.attempt += 1
         self._delay_ms = delay_ms
@@ -244,7 +250,7 @@ class Coordinator:
         self._move(JobState.ENDED)
         if self._cancelled and not isinstance(error, (Fenced, Undetermined)):
             return [End(self.manifest, None, self._cancelled)]
-        return [End(self.manifest, error)]
+        return [End(self.manifest, error, short="" if error or self._ended_whole else self._short)]
 
     # --- checkpoints --------------------------------------------------------------------------------------------
 
@@ -301,8 +307,8 @@ class Coordinator:
         """A stop waits for nobody to make room on a disk: the next run reads on behind the newest checkpoint."""
         if not (self._stopping and self._full and self.state is JobState.RUNNING):
             return []
-        end = Note("a worker's disk is full: the run ends with its newest checkpoint, and takes no last one")
-        return [end, *self._failed(Failed("", counts=False), now_ms)]
+        self._short = "a worker's disk is full"
+        return self._failed(Failed("", counts=False), now_ms)
 
     def _cancel(self, request: str) -> list[Effect]:
         """End as soon as nothing is being decided, with all that is undecided aborted."""
@@ -474,7 +480,7 @@ class Coordinator:
     def _completed(self, plan: PendingCheckpoint, manifest: Manifest, now_ms: int) -> None:
         assert self.manifest is not None
         require(manifest.checkpoint > self.manifest.checkpoint, "completed checkpoint ids only grow")
-        self.manifest = manifest
+        self.manifest, self._ended_whole = manifest, plan.final
         self._precommits = [(p, opened) for p, opened in self._precommits if p.checkpoint > plan.checkpoint]
         self._staged = [each for each in self._staged if each.committable.checkpoint > plan.checkpoint]
         self._order_logs = [(n, log) for n, log in self._order_logs if n > plan.checkpoint]

@@ -50,7 +50,7 @@ from exactlyonce.checkpoint.requests import (
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome, TransactionState
 from exactlyonce.checkpoint.transactions.markers import held_by
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
-from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, Halt, Undetermined, require
+from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Facts, Fenced, Halt, Undetermined, require
 
 R = TypeVar("R")
 
@@ -173,7 +173,7 @@ class DecisionLog:
         require(self._opened and self._incarnation is None, "An incarnation is taken up once, after the log is opened")
         newest = self._history.newest_incarnation
         if newest is None or newest.incarnation != incarnation:
-            raise self._ended_by(Fenced(superseded(self.pipeline, incarnation, newest)))
+            raise self._ended_by(fenced(self.pipeline, incarnation, newest))
         self._incarnation = newest
         return newest
 
@@ -402,7 +402,7 @@ class DecisionLog:
                         f"The broker has ended a transaction in {self.topic.name} that took too long. This incarnation "
                         f"ends; the next one reads what is true. Nothing is lost."
                     )
-        return Fenced(superseded(self.pipeline, own, newest))
+        return fenced(self.pipeline, own, newest)
 
     def _newest(self) -> Procedure[Incarnation | None]:
         try:
@@ -447,6 +447,14 @@ def _waited(look: LookOnce) -> Procedure[bool]:
     except BrokerUnavailable:
         return False
     return set(fates.values()) == {Fate.COMMITTED}
+
+
+def fenced(pipeline: str, own: int, newest: Incarnation | None) -> Fenced:
+    """The error of an incarnation that is not the newest any more; its facts say which is, as far as it can be read."""
+    if newest is None or newest.incarnation <= own:
+        return Fenced(superseded(pipeline, own, newest))
+    by: Facts = {"by_incarnation": newest.incarnation, "by_host": newest.host, "by_process": newest.process}
+    return Fenced(superseded(pipeline, own, newest), **by)
 
 
 def superseded(pipeline: str, own: int, newest: Incarnation | None) -> str:

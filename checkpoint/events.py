@@ -194,6 +194,8 @@ class End(msgspec.Struct, frozen=True):
     error: ExactlyOnceError | None
     cancelled: str = ""
     """The request by which it was cancelled; empty: it was not."""
+    short: str = ""
+    """Why a stop got no last checkpoint; empty: it got one, or needed none."""
 
 
 class Note(msgspec.Struct, frozen=True):

@@ -20,12 +20,19 @@ from exactlyonce.checkpoint.commits.of_stores import StagedCommits
 from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
 from exactlyonce.checkpoint.commits.protocol import CommitProtocol, Refuse
 from exactlyonce.checkpoint.decision import Decided, Dropped, Expire, Unresolved, decide, finalize, finish
-from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
+from exactlyonce.checkpoint.decision_log import DecisionLog, fenced
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.led import Led, Retention
 from exactlyonce.checkpoint.records.committable import coordinator_id, erased_incarnation, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import RESTORED, SAVEPOINT, Incarnation, Manifest, Restored
+from exactlyonce.checkpoint.records.manifest import (
+    RESTORED,
+    SAVEPOINT,
+    Incarnation,
+    Manifest,
+    Restored,
+    skips_between,
+)
 from exactlyonce.checkpoint.references import listed_by, operators_of, references_of
 from exactlyonce.checkpoint.requests import (
     CheckContinuity,
@@ -136,7 +143,7 @@ class Leader:
         """
         now: History | None = yield from self.log.peek()
         if now is None or now.incarnation_latest:
-            raise Fenced(superseded(self.led.pipeline, 0, now.newest_incarnation if now else None))
+            raise fenced(self.led.pipeline, 0, now.newest_incarnation if now else None)
         raise Halt(self.led.topic_lost(self.log.topic.name, incarnation))
 
     def resume(self, incarnation: int) -> None:
@@ -438,6 +445,7 @@ class Leader:
             origin=self.led.restores,
             storage=led.storage,
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
+            skips=skips_between(self.log.history.manifests.get(plan.previous), offsets, led.skips),
         )
         for each in self._protocols:
             manifest = each.entered(manifest, plan, self.log.history.latest)

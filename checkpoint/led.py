@@ -8,7 +8,7 @@ from typing import Protocol
 
 from exactlyonce.checkpoint.decision import Dropped
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
+from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest, RecordPlace
 from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
 from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.settings import DELETE
@@ -68,6 +68,8 @@ class Led:
     """For how long such a store is waited for, if it does not answer."""
     storage: str = TOPIC
     """Where its blocks are kept; see `Manifest.storage`."""
+    skips: tuple[RecordPlace, ...] = ()
+    """The records of its inputs that the user has it leave out."""
     deletes: bool = False
     """Whether its checkpoints go when it is cancelled."""
     bounded: bool = False

@@ -46,6 +46,8 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
     """How long a restart may take before open transactions are in danger."""
     store_timeout_ms: int = 600_000
     """A store that does not answer is waited for so long, once a checkpoint is decided; then the run ends."""
+    stop_timeout_ms: int = 30_000
+    """A run that is asked to stop ends after so long at most, with or without a last checkpoint."""
     transaction_timeout_ms: int = 0
     """0: as long as the broker allows."""
     storage: str = TOPIC
@@ -73,7 +75,7 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
                 raise ConfigError(f"{self._shown(name)}: it must be at least 1.")
         for name in (
             "aligned_timeout_ms", "min_pause_ms", "tolerable_failed", "restart_budget_ms", "store_timeout_ms",
-            "transaction_timeout_ms",
+            "stop_timeout_ms", "transaction_timeout_ms",
         ):  # fmt: skip
             if getattr(self, name) < 0:
                 raise ConfigError(f"{self._shown(name)}: it must not be negative.")

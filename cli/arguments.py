@@ -11,16 +11,22 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.secrets import is_reference
 
 if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
     from exactlyonce.pipeline.graph import LogicalGraph
+    from exactlyonce.pipeline.loading import Loaded
 
 HELP_WIDTH_MAX = 100
 _OPTION = re.compile(r"--\w[\w-]*")
+_SECRET_NAME = re.compile("pass|pwd|secret|token|key|cred|auth|dsn|ur[il]", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"@|://|\w{32}")
+"""Of an address with a login, or a token."""
 _ALONE = ("-h", "--help", "--version")
 """Options that stand without a command."""
 _DURATION: dict[str, Any] = {"metavar": "T"}
@@ -52,13 +58,14 @@ CHECKPOINTING: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "restart-budget": (_DURATION, "the longest that a restart takes (default: 1m)"),
     "store-timeout": (_DURATION, "how long a store that is away is waited for (default: 10m)"),
+    "stop-timeout": (_DURATION, "asked to stop, it ends by then, with or without a last checkpoint (default: 30s)"),
     "transaction-timeout": (
         _DURATION,
         "the broker aborts a transaction that is open longer (default: the most it allows)",
     ),
     "checkpoint-storage": (
         {"metavar": "URL"},
-        "where state is kept: file:///folder, hdfs://host:port/folder or s3://bucket/prefix (default: topic)",
+        "where state is kept: /folder, hdfs://host:port/folder or s3://bucket/prefix (default: topic)",
     ),
     "checkpoint-partitions": (_COUNT, "of their topic, when it is created (default: 5)"),
 }
@@ -72,8 +79,8 @@ KEEPING_STATE: dict[str, tuple[dict[str, Any], str]] = {
     "state-folder": ({"metavar": "PATH"}, "where rocksdb keeps local files (default: in the user's cache)"),
 }
 """Where workers keep their state; likewise."""
-RESTORING = ("from_savepoint", "map", "allow_dropped_state", "rewind")
-"""What says from which savepoint a run begins."""
+RESTORING = ("from_savepoint", "map", "allow_dropped_state", "rewind", "allow_dropped_fields")
+"""What says from which savepoint a run begins, and what of the state may be left behind."""
 Command = Callable[[argparse.Namespace], int]
 Commands = Any  # argparse's own type for it is private
 
@@ -90,8 +97,16 @@ class Parser(argparse.ArgumentParser):
             self.error(f"{_unrecognized(words[:1])}: options stand behind the command")
         known, unknown = self.parse_known_args(words, namespace)
         if unknown:
-            self.error(_unrecognized(unknown))
+            parser: Parser = getattr(known, "parser", self)
+            parser.error(_unrecognized(unknown) + parser.near(unknown))
         return known
+
+    def near(self, words: Iterable[str]) -> str:
+        """The options of this command that *words* may have meant, for a message; empty where none is like them."""
+        own = [option for action in self._actions for option in action.option_strings if option.startswith("--")]
+        given = [found[0] for each in words if (found := _OPTION.match(each))]
+        meant = [close[0] for each in given if (close := get_close_matches(each, own, 1))]
+        return f". Did you mean {' and '.join(meant)}?" if meant else ""
 
 
 def _unrecognized(words: Iterable[str]) -> str:
@@ -109,7 +124,7 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 def add_command(commands: Commands, name: str, usage: str, summary: str, text: str, command: Command) -> Parser:
     """The parser of one command; *summary* is its line in the list of commands, *text* stands before the options."""
     parser: Parser = commands.add_parser(name, usage=f"%(prog)s {usage}", help=summary, description=text)
-    parser.set_defaults(command=command)
+    parser.set_defaults(command=command, parser=parser)
     return parser
 
 
@@ -195,12 +210,28 @@ def add_restoring(group: argparse._ActionsContainer) -> None:
         const=True,
         help="go back to savepoint N, though there are newer checkpoints: output since then is written again",
     )
+    group.add_argument(
+        "--allow-dropped-fields",
+        action="store_const",
+        const=True,
+        help="leave behind fields of states that the code does not have, whatever they hold; also without a savepoint",
+    )
 
 
 def settings_of(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """What was given for options, by the names that `Pipeline.run` has for them, pairs as a dict; None: not given."""
     given = {name: getattr(args, name) for name in (each.replace("-", "_") for each in names)}
-    return {name: dict(value) if isinstance(value, list) else value for name, value in given.items()}
+    return {name: dict(value) if name == "map" and value else value for name, value in given.items()}
+
+
+def add_skip(parser: argparse._ActionsContainer) -> None:
+    """The option that leaves out records."""
+    parser.add_argument(
+        "--skip",
+        metavar="TOPIC:PARTITION:OFFSET",
+        action="append",
+        help="leave out a record of the input that an error has named, any number of them; checkpoints note it",
+    )
 
 
 def add_repair(parser: argparse._ActionsContainer) -> None:
@@ -244,36 +275,52 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def named(args: argparse.Namespace) -> str:
-    """The pipeline as it was named, with the names of its parameters, for a command to go on with.
+    """The pipeline as it was named, with its parameters, for a command to go on with.
 
-    >>> named(argparse.Namespace(pipeline="orders:make", param=[("dsn", "postgres://u:secret@h/db")]))
-    'orders:make --param dsn=...'
+    A value that may be a secret, by its parameter's name or its own form, is left out.
+
+    >>> given = [("region", "eu west"), ("dsn", "postgres://u:secret@h/db")]
+    >>> named(argparse.Namespace(pipeline="orders:make", param=given))
+    "orders:make --param 'region=eu west' --param dsn=..."
     """
-    return " ".join([args.pipeline, *(f"--param {shlex.quote(name)}=..." for name, _ in args.param)])
+    shown = (shlex.quote(f"{name}={value}") if _is_harmless(name, value) else f"{shlex.quote(name)}=..."
+             for name, value in args.param)  # fmt: skip
+    return " ".join([args.pipeline, *(f"--param {each}" for each in shown)])
+
+
+def _is_harmless(name: str, value: str) -> bool:
+    return is_reference(value) or not (_SECRET_NAME.search(name) or _SECRET_VALUE.search(value))
+
+
+def loaded(args: argparse.Namespace) -> Loaded:
+    """The pipeline that was named as `module:attribute`; from here on *args* knows whom events are about."""
+    from exactlyonce.pipeline.loading import load
+
+    found = load(str(args.pipeline), dict(args.param))
+    args.subject = found.pipeline.name
+    return found
 
 
 def pipeline_name(args: argparse.Namespace) -> str:
     """The name of the pipeline that the user means, by its name or as `module:attribute`; see `add_pipeline_name`."""
-    from exactlyonce.pipeline.loading import load
     from exactlyonce.pipeline.names import name_problem
 
     text = str(args.pipeline)
     if ":" in text:
-        return load(text, dict(args.param)).pipeline.name
+        return loaded(args).pipeline.name
     if problem := name_problem(text):
         raise ConfigError(f"The name of a pipeline, {problem}. Give the name, or module:pipeline.")
     if args.param:
         raise ConfigError(f"--param is for a function that makes a pipeline, and {text} is a name. Leave it out.")
+    args.subject = text
     return text
 
 
 def name_and_graph(args: argparse.Namespace) -> tuple[str, LogicalGraph | None]:
     """The name of the pipeline that the user means, and its graph where its module was named."""
-    from exactlyonce.pipeline.loading import load
-
     if ":" not in str(args.pipeline):
         return pipeline_name(args), None
-    graph = load(str(args.pipeline), dict(args.param)).pipeline.build()
+    graph = loaded(args).pipeline.build()
     return graph.pipeline_id, graph
 
 

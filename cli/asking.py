@@ -35,13 +35,17 @@ TURN_MS = 5_000
 """How long another's request is left there: the run looks every second, so it has seen it by then."""
 T = TypeVar("T")
 Answer = Callable[[History], T | None]
+Note = Callable[[str], None]
+"""A function that shows what a person should know."""
 
 
 class NotAnswered(ExactlyOnceError):
     """A run did not do what it was asked for. Nothing is changed, or it may still do it."""
 
 
-def savepoint(config: ClientConfig, pipeline: str, living: Incarnation, timeout_ms: int, *, stop: bool) -> Manifest:
+def savepoint(
+    config: ClientConfig, pipeline: str, living: Incarnation, timeout_ms: int, *, stop: bool, note: Note = to_stderr
+) -> Manifest:
     """Have the run of *pipeline*, seen as *living*, take a savepoint: its manifest, once it is finalized; and, to
     *stop*, the run has ended."""
     asked = Asked(id=secrets.token_hex(8), incarnation=0, action=SAVEPOINT, stop=stop)
@@ -52,20 +56,27 @@ def savepoint(config: ClientConfig, pipeline: str, living: Incarnation, timeout_
             return made[-1]
         return ended_behind(history, living.incarnation) if stop else None
 
-    return _answered(config, pipeline, asked, answer, timeout_ms)
+    return _answered(config, pipeline, asked, answer, timeout_ms, note)
 
 
-def delete(config: ClientConfig, pipeline: str, checkpoint: int, timeout_ms: int) -> None:
+def delete(config: ClientConfig, pipeline: str, checkpoint: int, timeout_ms: int, note: Note = to_stderr) -> None:
     """Have the run of *pipeline* delete a savepoint."""
     asked = Asked(id=secrets.token_hex(8), incarnation=0, action=DELETE, checkpoint=checkpoint)
 
     def answer(history: History) -> bool | None:
         return (history.incarnation_latest > 0 and checkpoint not in history.manifests) or None
 
-    _answered(config, pipeline, asked, answer, timeout_ms)
+    _answered(config, pipeline, asked, answer, timeout_ms, note)
 
 
-def cancel(config: ClientConfig, topic: TopicInfo, history: History, living: Incarnation, timeout_ms: int) -> History:
+def cancel(
+    config: ClientConfig,
+    topic: TopicInfo,
+    history: History,
+    living: Incarnation,
+    timeout_ms: int,
+    note: Note = to_stderr,
+) -> History:
     """Have the run that is seen as *living* in *history*, of *topic*, end as cancelled: the log that says so, whoever
     asked for it.
 
@@ -79,7 +90,7 @@ def cancel(config: ClientConfig, topic: TopicInfo, history: History, living: Inc
             return History(history.pipeline)
         return now if cancelled_since(now, living.incarnation) else None
 
-    return _answered(config, history.pipeline, asked, answer, timeout_ms)
+    return _answered(config, history.pipeline, asked, answer, timeout_ms, note)
 
 
 def _made_anew(config: ClientConfig, topic: TopicInfo, pipeline: str) -> bool:
@@ -119,14 +130,14 @@ def _has_ended(history: History, incarnation: int) -> bool:
     return living_run(history) is None or any(each.ended for each in since)
 
 
-def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[T], timeout_ms: int) -> T:
+def _answered(config: ClientConfig, pipeline: str, asked: Asked, answer: Answer[T], timeout_ms: int, note: Note) -> T:
     try:
         return _waited_for(config, pipeline, asked, answer, timeout_ms)
     except NotAnswered:  # it says so itself
         raise
     except (KeyboardInterrupt, ExactlyOnceError) as error:
         if not isinstance(error, ConfigError):  # then there was nobody to ask
-            to_stderr(_may_still(pipeline, asked))
+            note(_may_still(pipeline, asked))
         raise
 
 

@@ -11,7 +11,7 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from exactlyonce.cli.arguments import Parser
 from exactlyonce.cli.commands import (
@@ -31,7 +31,7 @@ from exactlyonce.cli.commands import (
     state,
     transactions,
 )
-from exactlyonce.cli.text import terminal_width, wrapped
+from exactlyonce.cli.lines import new_namespace, show_error
 from exactlyonce.pipeline.errors import INTERRUPTED, EndedAtOnce, ExactlyOnceError, InvariantViolation, UserError
 
 DEBUG_VARIABLE = "EXACTLYONCE_DEBUG"
@@ -61,11 +61,13 @@ exit codes:
   6  a halt: going on would lose or double records; the message has the choices
   7  it could not be learnt what became of a decision: run it again
   8  a broker answered with an error that no rule covers; the message names it
+  9  stopped without a last checkpoint: nothing is lost, run it again
   70 a defect of exactlyonce
   130 ended by Ctrl-C or SIGTERM: at once, by a second one, or short of the end that
       --until latest is to reach; nothing is lost, run it again
 
-With {DEBUG_VARIABLE}=1 errors come with a traceback.
+With {DEBUG_VARIABLE}=1 errors come with a traceback. With --json all that a command says
+on stderr is lines of JSON, also its error.
 """
 
 
@@ -106,35 +108,33 @@ class _Version(argparse.Action):
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    args = argparse.Namespace(redact=str)
+    args = new_namespace()
     try:
         parser().parse_args(argv, args)
         code: int = args.command(args)
     except EndedAtOnce as error:
-        code = _failed(error, args.redact)
+        code = _failed(error, args)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # a thread may be waiting for a broker that is away, and would be waited for
     except ExactlyOnceError as error:
-        return _failed(error, args.redact)
+        return _failed(error, args)
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _reader_gone():
             raise
         said = f"The operating system refused: {error}. {DEBUG_VARIABLE}=1 shows where."
-        return _failed(UserError(said).with_traceback(error.__traceback__), args.redact)
+        return _failed(UserError(said).with_traceback(error.__traceback__), args)
     except Exception as error:
         said = f"{type(error).__name__}: {error}. This is a defect of exactlyonce: please report it"
-        return _failed(InvariantViolation(said).with_traceback(error.__traceback__), args.redact)
+        return _failed(InvariantViolation(said).with_traceback(error.__traceback__), args)
     return code
 
 
-def _failed(error: ExactlyOnceError, redact: Callable[[str], str]) -> int:
-    if isinstance(error, InvariantViolation) or os.environ.get(DEBUG_VARIABLE) == "1":
-        sys.stderr.write(redact("".join(traceback.format_exception(error))))
-    said = f"exactlyonce: {redact(str(error))}"
-    print(wrapped(said, terminal_width()) if sys.stderr.isatty() else said, file=sys.stderr)
+def _failed(error: ExactlyOnceError, args: argparse.Namespace) -> int:
+    traced = isinstance(error, InvariantViolation) or os.environ.get(DEBUG_VARIABLE) == "1"
+    show_error(args, error, "".join(traceback.format_exception(error)) if traced else "")
     return error.exit_code
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from exactlyonce.cli.arguments import RESTORING, add_checkpointing, add_cluster, add_repair, pair, settings_of
+from exactlyonce.cli.arguments import RESTORING, add_checkpointing, add_cluster, add_repair, add_skip, pair, settings_of
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -25,8 +25,9 @@ _CHECKPOINTING = (
     *("checkpoint-storage", "checkpoint-partitions"),
 )
 SPARK_TEXT = """\
-Spark runs embedded on this machine unless --master names a cluster; then --staging
-names a folder that all executors see, and they need this package: docs/spark.md.
+Spark runs embedded on this machine unless --master, spark-submit or the program's own
+session say otherwise; on a cluster --staging names a folder that all executors see, and
+they need this package: docs/spark.md.
 """
 
 
@@ -42,7 +43,11 @@ class Executors(NamedTuple):
 def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> None:
     """The options that say where Spark runs and how; *parallelism*: the command may choose it."""
     group = parser.add_argument_group("spark")
-    group.add_argument("--master", metavar="URL", default="local[*]", help="Spark's master (default: local[*])")
+    group.add_argument(
+        "--master",
+        metavar="URL",
+        help="Spark's master (default: that of spark-submit, or of the program's own session; else local[*,4])",
+    )
     group.add_argument(
         "--spark-conf",
         metavar="NAME=VALUE",
@@ -82,20 +87,25 @@ def add_leading(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--accept-loss", metavar="N", type=int, help="give up the output of checkpoint N that a halt has named as lost"
     )
+    add_skip(group)
     add_repair(group)
     add_cluster(parser)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """The option of a command that sums up what it did."""
-    parser.add_argument("--json", action="store_true", help="what was done, as one line of JSON on stdout")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="what was done, as one line of JSON on stdout; stderr has lines of JSON, too",
+    )
 
 
 def leading_options(args: argparse.Namespace) -> RunOptions:
     """What `add_leading`, `add_spark` and `add_restoring` have parsed; from here on *args* knows what to redact."""
     from exactlyonce.engines.configuration import options_from
 
-    names = (*_CHECKPOINTING, *RESTORING, "accept_loss", "bootstrap_servers", "config", "parallelism", "repair")
+    names = (*_CHECKPOINTING, *RESTORING, "accept_loss", "bootstrap_servers", "config", "parallelism", "repair", "skip")
     given = settings_of(args, names)
     options = options_from({**given, "kafka": dict(args.kafka)})
     args.redact = options.client.redact
@@ -103,17 +113,25 @@ def leading_options(args: argparse.Namespace) -> RunOptions:
     return options
 
 
-def parallelism(
-    args: argparse.Namespace, graph: LogicalGraph, latest: Manifest | None, cores: Callable[[], int]
-) -> int:
-    """What was given, or what state that is kept by partition demands, or as many as there are cores."""
+def chosen_parallelism(args: argparse.Namespace, graph: LogicalGraph, latest: Manifest | None) -> int | None:
+    """What was given, or what state that is kept by partition demands; None: as many units as there are cores."""
     from exactlyonce.engines.configuration import read_file
 
     given = args.parallelism or read_file(args.config).get("run", {}).get("parallelism")
     by_partition = any(node.partitioned for node in graph.nodes)
     if given is None and by_partition and latest is not None and latest.operators:
         return latest.operators[0].parallelism
-    return int(given) if given is not None else cores()
+    return int(given) if given is not None else None
+
+
+def default_parallelism(cores: int, most: int, note: Callable[[str], None]) -> int:
+    """As many units as there are *cores*, but no more than *most*, which is noted."""
+    if cores > most:
+        note(
+            f"Spark has {cores} cores, and a checkpoint of this pipeline has room for {most} units of each stage: that "
+            f"many are used"
+        )
+    return min(cores, most)
 
 
 @contextmanager
@@ -135,17 +153,23 @@ def replaying(
 def executors(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
     """A Spark session as the options say; *started* is told of each stage and how many units it has."""
     from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-    from exactlyonce.engines.spark.session import cores, is_local, session
+    from exactlyonce.engines.spark.session import cores, is_local, runs_here, session
     from exactlyonce.engines.spark.submit import submit_to
     from exactlyonce.pipeline.errors import ConfigError
 
-    if args.staging is None and not is_local(args.master):
-        raise ConfigError(
-            f"--staging is needed with --master {args.master}: a folder that all executors and this machine see under "
-            f"the same path, with room for the input of a chunk."
-        )
+    if args.staging is None and args.master is not None and not is_local(args.master):
+        raise ConfigError(_no_staging(args.master))
     staging = Path(args.staging or THIS_MACHINE).absolute()
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not args.json:
         print("starting Spark ...", end="\r", file=sys.stderr, flush=True)
     with session(args.master, dict(args.spark_conf), f"exactlyonce {name}", args.spark_log) as spark:
+        if args.staging is None and not runs_here(spark):
+            raise ConfigError(_no_staging(spark.conf.get("spark.master", "") or "a Connect server"))
         yield Executors(submit_to(spark, started), staging, lambda: cores(spark))
+
+
+def _no_staging(master: str) -> str:
+    return (
+        f"--staging is needed with --master {master}: a folder that all executors and this machine see under the same "
+        f"path, with room for the input of a chunk."
+    )

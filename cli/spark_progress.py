@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from exactlyonce.cli.lines import show_event, show_from_handler
 from exactlyonce.cli.text import duration
+from exactlyonce.engines import events
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class LineOfProgress:
-    """A `CatchUpProgress` for people, and for machines that read stderr."""
+    """A `CatchUpProgress` for people or, with *json* or without a terminal, for machines that read stderr."""
 
-    def __init__(self, pipeline: str) -> None:
+    def __init__(self, pipeline: str, *, json: bool) -> None:
         self._pipeline = pipeline
-        self._in_terminal = sys.stderr.isatty()
-        self._began_s = time.monotonic()
+        self._in_terminal = sys.stderr.isatty() and not json
+        self._began_s = 0.0
         self._total = self._done = self._records = 0
         self._stage = ""
 
@@ -31,13 +32,18 @@ class LineOfProgress:
             self._erase()
             print(text, file=sys.stderr)
         else:
-            self._line(event="note", text=text)
+            show_event(events.note(self._pipeline, text))
+
+    def note_from_handler(self, text: str) -> None:
+        """The same, from a signal handler."""
+        show_from_handler(self._pipeline, text, in_terminal=self._in_terminal)
 
     def began(self, manifest: Manifest, offsets: int) -> None:
         """It goes on from *manifest*."""
-        self._total, self._done = offsets, 0
+        self._total, self._done, self._records = offsets, 0, 0
+        self._began_s = time.monotonic()  # not before: a Spark takes its time to start, and what is followed rests
         if not self._in_terminal:
-            self._line(event="started", checkpoint=manifest.checkpoint, offsets=offsets)
+            self._event("started", checkpoint=manifest.checkpoint, offsets=offsets)
         self._show()
 
     def stage(self, name: str, units: int) -> None:
@@ -50,10 +56,11 @@ class LineOfProgress:
         self._done += offsets
         self._records += advanced.records
         if not self._in_terminal:
-            self._line(
-                event="checkpoint",
+            self._event(
+                "checkpoint",
                 checkpoint=advanced.manifest.checkpoint,
                 records_in=advanced.records,
+                skipped=sum(each.count for each in advanced.skipped),
                 records_committed=advanced.records_out,
                 work_ms=advanced.elapsed_ms,
             )
@@ -68,8 +75,8 @@ class LineOfProgress:
         """The line goes."""
         self._erase()
 
-    def _line(self, **fields: Any) -> None:
-        print(json.dumps({"pipeline": self._pipeline, **fields}), file=sys.stderr, flush=True)
+    def _event(self, kind: str, /, **fields: Any) -> None:
+        show_event(events.event(kind, self._pipeline, **fields))
 
     def _show(self) -> None:
         if not self._in_terminal or not self._total:
@@ -77,7 +84,7 @@ class LineOfProgress:
         elapsed_s = time.monotonic() - self._began_s
         bar = "#" * (20 * self._done // self._total)
         line = f"[{bar:<20}] {self._done:,} of {self._total:,} offsets  {self._stage}"
-        if self._records:
+        if self._records and elapsed_s:
             left_ms = round(elapsed_s * 1000 * (self._total - self._done) / self._done) if self._done else 0
             line += f"  {self._records / elapsed_s:,.0f} records/s  {duration(left_ms)} left"
         width = shutil.get_terminal_size().columns - 1

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, overload
 
 import msgspec
 
-from exactlyonce.engines.operators import Batch
+from exactlyonce.checkpoint.records.manifest import RecordPlace
+from exactlyonce.engines.operators import Batch, facts_of, skip_option
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.schema import type_name
@@ -108,6 +109,19 @@ class BatchCodec:
         batch = Batch(*(list(compress(each, kept)) for each in (batch.records, batch.origins, keys)))
         return self.encode(batch)
 
+    def without(self, frame: bytes, skips: Sequence[RecordPlace]) -> bytes | None:
+        """The frame without those of its records that stem from one of *skips*; None: nothing is left."""
+        batch = self.decode(frame)
+        gone = {(each.topic, each.partition, each.offset) for each in skips}
+        kept = [(each.topic(), each.partition(), each.offset()) not in gone for each in batch.origins]
+        if all(kept):
+            return frame
+        if not any(kept):
+            return None
+        keys = None if batch.keys is None else list(compress(batch.keys, kept))
+        records, origins = (list(compress(each, kept)) for each in (batch.records, batch.origins))
+        return self.encode(Batch(records, origins, keys))
+
     def _misfit(self, batch: Batch, code: Callable[[Any], object], error: Exception) -> RecordError:
         for record, origin in zip(batch.records, batch.origins, strict=True):
             try:
@@ -118,7 +132,8 @@ class BatchCodec:
                     f"A record that was to be sent to another worker or round a loop is not a valid "
                     f"{type_name(self._type)}: {found}. It stems from the record at {where}. The job has stopped "
                     f"before it; nothing is lost. Let the function that made it return {type_name(self._type)}, or "
-                    f"declare another type by output=."
+                    f"declare another type by output=; or leave the record out: {skip_option(origin)}.",
+                    **facts_of("", origin),
                 )
         return RecordError(f"Records that were to be sent to another worker cannot be encoded: {error}.")
 

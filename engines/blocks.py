@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from exactlyonce.checkpoint.orphans import beyond_repair
@@ -185,13 +185,14 @@ def restore_table(
     reader: Blocks,
     touched: Collection[int] | None = None,
     *,
+    drops_fields: bool,
     backend: StateBackend,
 ) -> Table[Any]:
     """The table of *node* for *groups* at *checkpoint*; of these, only the *touched* ones are read if that is given."""
     indexes = [body for _, body in _bodies(reader, _indexes(snapshot, groups, max_parallelism))]
     return restore(
         node.id,
-        node.kept,
+        replace(node.kept, drops_fields=drops_fields),
         groups,
         max_parallelism,
         checkpoint,

@@ -6,7 +6,7 @@ lists those that do.
     [run]           parallelism, until, repair, checkpoint_partitions, from_savepoint, map, allow_dropped_state
     [checkpoint]    mode, unaligned, aligned_timeout, interval, timeout, deploy_timeout, min_pause, max_concurrent,
                     tolerable_failed, num_retained, incremental, retention, restart_budget, store_timeout,
-                    transaction_timeout, storage
+                    stop_timeout, transaction_timeout, storage
     [state]         backend, memory, folder
     [restart]       strategy, and its options: attempts, delay, failures, window, initial, max
     [kafka]         any setting of librdkafka: "security.protocol" = "SASL_SSL"
@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.checkpoint.records.storage_url import storage_setting, storage_url
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig, by_name
@@ -42,7 +43,7 @@ BOOTSTRAP_VARIABLE = "EXACTLYONCE_BOOTSTRAP_SERVERS"
 _RUN = ("parallelism", "until", "repair", "checkpoint_partitions")
 _DURATIONS = (
     *("aligned_timeout", "interval", "timeout", "deploy_timeout", "min_pause"),
-    *("restart_budget", "store_timeout", "transaction_timeout"),
+    *("restart_budget", "store_timeout", "stop_timeout", "transaction_timeout"),
 )
 _WORDS = ("mode", "retention", "storage")
 _FLAGS = ("unaligned", "incremental")
@@ -66,6 +67,8 @@ _DIRECT = {
     "kafka",
     "inline",
     "accept_loss",
+    "allow_dropped_fields",
+    "skip",
     "restart",
     *RESTORING,
     *_RUN,
@@ -141,9 +144,27 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
         restart=_restart(given.get("restart") or file.get("restart", {})),
         inline=bool(given.get("inline", False)),
         accept_loss=given.get("accept_loss"),
+        allow_dropped_fields=bool(given.get("allow_dropped_fields", False)),
+        skip=_skips(given.get("skip", ())),
         restoration=_restoration(given, file.get("run", {})),
         **{key: value for key, value in run.items() if value is not None},
     )
+
+
+def _skips(given: Any) -> tuple[RecordPlace, ...]:
+    return tuple(map(record_place, [given] if isinstance(given, str) else given))
+
+
+def record_place(text: str) -> RecordPlace:
+    """A record as a message names it.
+
+    >>> record_place("orders:0:42")
+    RecordPlace(topic='orders', partition=0, offset=42)
+    """
+    topic, *numbers = str(text).rsplit(":", 2)
+    if not topic or len(numbers) < 2 or not all(each.isdecimal() for each in numbers):
+        raise ConfigError(f"skip is {text!r}: write topic:partition:offset, as orders:0:42.")
+    return RecordPlace(topic, int(numbers[0]), int(numbers[1]))
 
 
 def _restoration(given: Mapping[str, Any], file: Mapping[str, Any]) -> Restoration | None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, RecordPlace
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.engines.batch_codec import BatchCodec, is_same, records_in
 from exactlyonce.engines.plan import LOOP_MARK, ShuffleEdge, feedback_edges
@@ -177,9 +177,15 @@ def _bodies(refs: Iterable[BlockRef], reader: Blocks) -> dict[BlockRef, bytes]:
 
 
 def restored(
-    manifest: Manifest, graph: LogicalGraph, subtask: int, parallelism: int, reader: Blocks
+    manifest: Manifest,
+    graph: LogicalGraph,
+    subtask: int,
+    parallelism: int,
+    reader: Blocks,
+    skips: Sequence[RecordPlace] = (),
 ) -> list[InFlightFrame]:
-    """What *subtask* of *parallelism*, of whichever task, takes before anything else, in this order.
+    """What *subtask* of *parallelism*, of whichever task, takes before anything else, in this order: without what stems
+    from the records of the inputs to be left out, *skips*.
 
     Where streams are counted twice, what is nearer to the sinks goes first: it was sent before what is behind it. What
     went round loops comes last: no barrier waits for that.
@@ -211,6 +217,9 @@ def restored(
                 raise _has_no_place(each, manifest)
             elif common:
                 ours = each.frame if common == before else codecs[each.edge].of_groups(each.frame, common, groups)
+            if ours is not None and skips:
+                codec = codecs[each.edge] if each.edge in codecs else BatchCodec(graph.node(each.loop).type)
+                ours = codec.without(ours, skips)
             if ours is not None:
                 found.append(InFlightFrame(each.channel, ours))
     return sorted(found, key=lambda each: (each.edge in loops, -places[each.edge]))

@@ -99,6 +99,7 @@ class PipelineLeader:
         self._restoring: Restoring | None = None
         self._unanswered = ""
         """Why the last look for requests failed."""
+        self._has_looked = False
         self.leader: Leader
         """Known once `recover` was called."""
 
@@ -106,7 +107,8 @@ class PipelineLeader:
 
     def recover(self) -> Manifest:
         """Check topics and settings, fence what is older, finish what it decided, and find where to start."""
-        self._open()
+        if not self._has_looked:
+            self.look()
         self._require_alone()
         self._drive(self.leader.begin())
         assert self._log_requests is not None
@@ -130,11 +132,13 @@ class PipelineLeader:
             )
         return manifest
 
-    def _open(self) -> None:
+    def look(self) -> None:
         """Look at everything that there is, delete what was condemned, and refuse what cannot work; nothing is fenced
-        or written yet."""
+        or written yet. `recover` begins with it, unless it was done."""
+        self._has_looked = True
         options, pipeline = self._options, self._plan.graph.pipeline_id
         self._surroundings.look_at_inputs()
+        self._surroundings.inputs.require_read(options.skip)
         self._timeout_ms = options.checkpoint.transaction_timeout_for(self._transactions.max_timeout_ms())
         self._surroundings.look_at_outputs()
         topic, history = self._prepared()
@@ -153,7 +157,8 @@ class PipelineLeader:
         self._storages.of(options.checkpoint.storage).check(in_use=in_use(history, options.checkpoint.storage))
         require_own_place(self._storages, history, options.checkpoint.storage)
         if history.latest is not None and not led.goes_on_from_savepoint(history.latest):
-            require_readable(self._plan.graph, history.latest, self._storages.of(history.storage))
+            blocks, drops = self._storages.of(history.storage), options.allow_dropped_fields
+            require_readable(self._plan.graph, history.latest, blocks, self._note, drops_fields=drops)
         self._log_requests = LogRequests(options.client, topic, observed=self._trace.client)
         self._replays = ReplayRepair(
             Loaded(load_reference(self._reference), self._reference), options.client, self._timeout_ms,
@@ -212,6 +217,7 @@ class PipelineLeader:
             storages=self._storages,
             storage=self._options.checkpoint.storage,
             note=self._note,
+            drops_fields=self._options.allow_dropped_fields,
         )
         return Restoring(asked, around, history)
 
@@ -235,6 +241,7 @@ class PipelineLeader:
             deletes=self._options.checkpoint.retention == DELETE,
             bounded=self._units is not None,
             restores=self._restoring.origin if self._restoring is not None else "",
+            skips=self._options.skip,
         )
 
     def _drive(self, procedure: Procedure[R]) -> R:
@@ -296,6 +303,11 @@ class PipelineLeader:
     def inputs(self) -> Inputs:
         """The input topics, as they were when they were last looked at."""
         return self._surroundings.inputs
+
+    @property
+    def outputs(self) -> tuple[tuple[str, str, int], ...]:
+        """(sink id, topic, partitions) of every sink, as the topics are now or will be created."""
+        return self._surroundings.outputs.foreseen
 
     @property
     def offsets(self) -> Offsets:
@@ -414,6 +426,8 @@ class PipelineLeader:
             "transaction_timeout_ms": self._timeout_ms,
             "topic": self.topic,
             "storage": self._options.checkpoint.storage,
+            "drops_fields": self._options.allow_dropped_fields,
+            "skips": self._options.skip,
         }
 
     def added_for(self, subtask: int) -> Offsets:

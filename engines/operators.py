@@ -2,7 +2,8 @@
 
 A batch is three parallel lists: records, the messages they stem from, and, below a `key_by`, canonical keys. An
 operator takes a batch and pushes what it makes of it to the operators behind it, within the same call. An error of the
-user's function is raised as `RecordError` with the coordinates of the record it was called with.
+user's function is raised as `RecordError` with the coordinates of the record it was called with; an outage that it met,
+as `Unavailable`, for which the job restarts.
 
 An operator works in chunks and breathes between them, for a user's function may take any time. A breath comes outside
 of whatever turns errors into record errors, and before the batch's outputs go on: what is polled there (the writers of
@@ -16,14 +17,27 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, compress, repeat
 from operator import length_hint
 from typing import Any, Protocol
 
+import msgspec
+
 import exactlyonce
 from exactlyonce.engines.activity import CHUNK_RECORDS, Activity
-from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, UserError, require_whole, text_of
+from exactlyonce.engines.outage import is_outage, pause, retried
+from exactlyonce.pipeline.errors import (
+    USERS_ERRORS,
+    Facts,
+    RecordError,
+    Unavailable,
+    UserError,
+    require_whole,
+    text_of,
+)
 from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
 from exactlyonce.state.backend import Table
@@ -63,22 +77,52 @@ def place_of(error: BaseException) -> str:
     return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
 
 
-def record_error(whose: str, origin: Origin | None, error: BaseException) -> RecordError:
+def facts_of(operator: str, origin: Origin | None) -> Facts:
+    """The facts of an error: whose it is, and the coordinates of the record, where they are known."""
+    place = (None, None, None) if origin is None else (origin.topic(), origin.partition(), origin.offset())
+    known = zip(("operator", "topic", "partition", "offset"), (operator or None, *place), strict=True)
+    return {name: fact for name, fact in known if fact is not None}
+
+
+def record_error(
+    whose: str, operator: str, origin: Origin | None, error: BaseException
+) -> RecordError | Unavailable:
     """*error* of a function of the user's, in words *whose*, with the coordinates of the record."""
+    said = text_of(error).removesuffix(".")
+    raised = f"{whose} raised {type(error).__name__}: {said}{place_of(error)}, on {_shown(origin)}."
+    if is_outage(error):
+        return Unavailable(
+            f"{raised} That is an outage: nothing is skipped or lost, and the record comes again.",
+            **facts_of(operator, origin),
+        )
     return RecordError(
-        f"{whose} raised {type(error).__name__}: {text_of(error)}{place_of(error)}, on {_shown(origin)}. The job has "
-        f"stopped before it; nothing is lost. Fix the function or the record, then run again."
+        f"{raised} The job has stopped before it; nothing is lost. Fix the function or the record, then run again"
+        f"{_or_skip(origin)}.",
+        **facts_of(operator, origin),
     )
 
 
-def misfit(sink: str, origin: Origin, error: BaseException) -> RecordError:
+def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
     """*error* of a sink on a record that its target cannot take, with the coordinates of the record."""
+    if is_outage(error):
+        return record_error(f"The codec of sink {sink!r}", sink, origin, error)
     kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
+    said = text_of(error).removesuffix(".")
     return RecordError(
-        f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{text_of(error)}{place_of(error)}. The job has stopped "
+        f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{said}{place_of(error)}. The job has stopped "
         f"before it; nothing is lost. Change the target (a column's type, say), or filter or convert such records "
-        f"before the sink, then run again."
+        f"before the sink, then run again{_or_skip(origin)}.",
+        **facts_of(sink, origin),
     )
+
+
+def skip_option(origin: Origin) -> str:
+    """The option that leaves out the record at *origin*."""
+    return f"--skip {origin.topic()}:{origin.partition()}:{origin.offset()}"
+
+
+def _or_skip(origin: Origin | None) -> str:
+    return f"; or leave the record out: {skip_option(origin)}" if origin is not None else ""
 
 
 def _shown(origin: Origin | None) -> str:
@@ -117,10 +161,11 @@ class BatchOperator:
             try:
                 done += map(fn, records)
                 require_whole(done, end)
-            except UserError:
-                raise
             except USERS_ERRORS as error:
-                raise record_error(self.shown, batch.origins[end - length_hint(records) - 1], error) from error
+                if isinstance(error, UserError) and not isinstance(error, Unavailable):
+                    raise
+                origin = batch.origins[end - length_hint(records) - 1]
+                raise record_error(self.shown, self.id, origin, error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, 0 if again else len(done))
         return done
@@ -211,7 +256,8 @@ class Stateful(BatchOperator):
                 outputs += run(fn, batch.keys[chunk], batch.records[chunk])
             except ApplyFailed as failed:
                 cause = failed.__cause__ or failed
-                raise record_error(self.shown, batch.origins[chunk.start + failed.index], cause) from cause
+                origin = batch.origins[chunk.start + failed.index]
+                raise record_error(self.shown, self.id, origin, cause) from cause
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(outputs))
         self.push(expand(outputs, batch.origins) if self.flat else Batch(outputs, batch.origins))
@@ -244,7 +290,7 @@ class Process(BatchOperator):
                 try:
                     self.fn(record, emit)
                 except USERS_ERRORS as error:
-                    raise record_error(self.shown, origin, error) from error
+                    raise record_error(self.shown, self.id, origin, error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(batch.records))
         for name, (records, origins) in emitted.items():
@@ -279,6 +325,33 @@ def listeners(producer: BatchOperator, output: str | None) -> list[Push]:
     return producer.sides.setdefault(output, [])
 
 
+@dataclass(frozen=True)
+class Declared:
+    """What *operator* says that its records are."""
+
+    operator: str
+    type: Any
+
+    def unlike(self, record: Any) -> str:
+        """Why *record* is none of the type; empty where it is one, or that cannot be told."""
+        try:
+            msgspec.convert(record, self.type)
+        except msgspec.ValidationError as error:
+            return str(error)
+        except TypeError:  # only a codec of the user's knows the type
+            return ""
+        return ""
+
+
+def _not_as_declared(declared: Declared, origin: Origin, said: str) -> RecordError:
+    name = type_name(declared.type)
+    return RecordError(
+        f"Operator {declared.operator!r} says that it gives {name}, and gave something else for {_shown(origin)}: "
+        f"{said.removesuffix('.')}. The job has stopped before it; nothing is lost. Let its function return {name}, or "
+        f"declare what it returns{_or_skip(origin)}."
+    )
+
+
 class Writer(Protocol):
     """Where encoded outputs go: the writer of a sink, or what stands for it."""
 
@@ -291,28 +364,36 @@ class SinkOutput(BatchOperator):
 
     writer: Writer
     encoder: SinkEncoder
+    declared: Declared | None = field(default=None, kw_only=True)
+    """Of its records; None: unknown."""
+    sleep: Callable[[float], None] = field(default=pause, kw_only=True)
 
     def __call__(self, batch: Batch) -> None:
         if not batch.records:
             return
         entered_s = self.activity.enter(self.id)
         try:
-            outputs = self.encoder.encode(batch.records)
+            outputs = retried(partial(self.encoder.encode, batch.records), self.sleep)
         except USERS_ERRORS as error:
             raise self._refused(batch, error) from error
         self.activity.leave(self.id, entered_s, len(batch.records))
         self.writer.write(outputs)
 
-    def _refused(self, batch: Batch, error: BaseException) -> RecordError:
-        """Of the first record that cannot be encoded; encoding is free of effects, so it is tried again one by one."""
+    def _refused(self, batch: Batch, error: BaseException) -> RecordError | Unavailable:
+        """Of the first record that cannot be encoded; encoding is free of effects, so it is tried again one by one.
+
+        During an outage nothing is tried again, and no record named."""
         culprit = 0
-        for place, record in enumerate(batch.records):
+        for place, record in enumerate(() if is_outage(error) else batch.records):
             try:
                 self.encoder.encode([record])
             except USERS_ERRORS as found:
                 culprit, error = place, found
                 break
-        origin = batch.origins[culprit]
+        origin = None if is_outage(error) else batch.origins[culprit]
+        if origin is not None and self.declared and (said := self.declared.unlike(batch.records[culprit])):
+            return _not_as_declared(self.declared, origin, said)
         if isinstance(error, FunctionRaised):
-            return record_error(f"{error.argument}= of sink {self.id!r}", origin, error.__cause__ or error)
+            whose = f"{error.argument}= of sink {self.id!r}"
+            return record_error(whose, self.id, origin, error.__cause__ or error)
         return misfit(self.id, origin, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.checkpoint.restart import RestartStrategy, restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -56,6 +57,10 @@ class RunOptions:
     """All in one process, for a debugger."""
     restoration: Restoration | None = None
     """The savepoint to begin from; None: the run goes on from its newest checkpoint."""
+    allow_dropped_fields: bool = False
+    """Whether fields of states that their types do not have are given up, whatever they hold."""
+    skip: tuple[RecordPlace, ...] = ()
+    """Records of the inputs that are left out."""
     checkpoint_partitions: int = 5
     """Of the checkpoint topic, when it is created."""
 

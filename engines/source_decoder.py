@@ -1,22 +1,44 @@
 """The decoder of a source: messages in, records out.
 
-Invariants: a batch is decoded in one pass, whatever is in it: the time is linear in the messages, and nothing is
-decoded twice; every skipped record is counted, and of each batch the first few are named.
+Invariants: a batch is decoded in one pass, whatever is in it: the time is linear in the messages, and no record
+that decodes is decoded twice; every skipped record is counted, by partition, and of each batch the first few are named;
+a record is skipped only for what `engines.outage` calls a bad one.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from operator import length_hint
 from typing import Any
 
+import msgspec
+
+from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
 from exactlyonce.connectors.source import RawRecord, Readable
-from exactlyonce.engines.operators import Batch
-from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, require_whole, sendable
+from exactlyonce.engines.operators import Batch, facts_of, place_of, skip_option
+from exactlyonce.engines.outage import RETRY_PAUSES_S, is_bad_record, is_outage, pause
+from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
 
 NAMED_MAX = 5
 """Of a batch, so many skipped records get a line each; the others share one."""
+
+
+class Skipped(msgspec.Struct):
+    """The records of one partition that were skipped: they do not decode, or were to be left out."""
+
+    source: str
+    topic: str
+    partition: int
+    count: int = 0
+    first: list[tuple[int, str]] = []
+    """Of the first few of them, the offset, and a sentence that names the record and what is wrong with it."""
+
+    def add(self, other: Skipped) -> None:
+        """Count records of the same partition that come after these."""
+        self.count += other.count
+        self.first = [*self.first, *other.first][:NAMED_MAX]
 
 
 def _write(line: str) -> None:
@@ -26,31 +48,72 @@ def _write(line: str) -> None:
 class SourceDecoder:
     """Decodes for the source with *id*, counts what it skips, and gives lines about it to *say*."""
 
-    def __init__(self, id: str, source: Readable, say: Callable[[str], None] = _write) -> None:
+    def __init__(
+        self,
+        id: str,
+        source: Readable,
+        say: Callable[[str], None] = _write,
+        before: Iterable[SourceOffset] = (),
+        sleep: Callable[[float], None] = pause,
+        skips: Iterable[RecordPlace] = (),
+    ) -> None:
+        """*before*: where its partitions begin, with what was skipped up to there. *skips* are records to be left out,
+        undecoded; those of other topics are not its own."""
         self.id = id
-        self.skipped = 0
+        self.skipped: dict[int, Skipped] = {}
+        """By partition, what it has skipped itself."""
         self._say = say
+        self._before = {each.partition: (each.skipped, each.skipped_at) for each in before}
+        self._last: dict[int, tuple[int, ...]] = {}
+        """By partition, the offsets of the last few."""
+        self._skips = {(each.partition, each.offset) for each in skips if each.topic == source.topic}
+        self._sleep = sleep
         self._on_error = source.on_error
         self._decoder = source.decoder()
 
+    @property
+    def skipped_count(self) -> int:
+        """How many records it has skipped."""
+        return sum(each.count for each in self.skipped.values())
+
+    def noted(self, position: SourceOffset) -> SourceOffset:
+        """*position*, where the partition stands behind all that was decoded, with what was skipped up to there."""
+        count, last = self._before.get(position.partition, (0, ()))
+        if (skipped := self.skipped.get(position.partition)) is not None:
+            count, last = count + skipped.count, (*last, *self._last[position.partition])[-NAMED_MAX:]
+        return msgspec.structs.replace(position, skipped=count, skipped_at=last) if count else position
+
     def decode(self, messages: list[Any]) -> Batch:
-        """The batch of *messages*; one that does not decode is an error or is skipped, as the source says."""
-        values, decode = iter(self._decoder.parts(messages)), self._decoder.decode
+        """The batch of *messages*; one that does not decode is an error or is skipped, as the source says.
+
+        Raises `Unavailable` where the codec still meets an outage after `RETRY_PAUSES_S`.
+        """
+        if self._skips:
+            messages = self._without_skips(messages)
+        parts, decode = self._decoder.parts(messages), self._decoder.decode
+        values = iter(parts)
         records: list[Any] = []
         bad: list[int] = []
+        retried, retries = -1, 0
         while True:
             try:
                 records.extend(map(decode, values))  # what was decoded before an error is kept
                 require_whole(records, len(messages) - len(bad))
             except USERS_ERRORS as error:
                 place = len(messages) - length_hint(values) - 1
-                self._skip(messages[place], error, len(bad))
-                bad.append(place)
+                if is_outage(error):
+                    retries = retries + 1 if place == retried else 0
+                    if retries == len(RETRY_PAUSES_S):
+                        raise self._unavailable(messages[place], error) from error
+                    self._sleep(RETRY_PAUSES_S[retries])
+                    retried, values = place, iter(parts[place:])
+                else:
+                    self._skip(messages[place], error, len(bad))
+                    bad.append(place)
             else:
                 break
         if not bad:
             return Batch(records, messages)
-        self.skipped += len(bad)
         if len(bad) > NAMED_MAX:
             self._say(
                 f"skipped: source {self.id!r}: {len(bad) - NAMED_MAX:,} more records of the same batch, "
@@ -59,19 +122,62 @@ class SourceDecoder:
         left_out = set(bad)
         return Batch(records, [each for place, each in enumerate(messages) if place not in left_out])
 
+    def _without_skips(self, messages: list[Any]) -> list[Any]:
+        """*messages* without those that are to be left out, each of which is counted and named."""
+        kept = []
+        for message in messages:
+            place = message.partition(), message.offset()
+            if place in self._skips:
+                self._skips.remove(place)
+                said = f"source {self.id!r}: the record at {_place(message)}, as asked for by --skip"
+                self._count(message, 0, partial(str, said))
+            else:
+                kept.append(message)
+        return kept
+
     def time_ms(self, message: Any) -> int:
         """When it came to be."""
         return self._decoder.time_ms(message)
 
     def _skip(self, message: Any, error: BaseException, before: int) -> None:
         """Say that *message* is skipped, unless *before*, those of its batch so far, are enough; or raise."""
+        if not is_bad_record(error):
+            raise RecordError(
+                f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. "
+                f"{type(error).__name__}{place_of(error)} says neither that the record is bad nor that something is "
+                f'away, so on_error="skip" does not skip it. Fix the codec: let it raise ValueError for a bad record, '
+                f"and exactlyonce.Unavailable for an outage; or leave the record out: {skip_option(message)}."
+            ) from error
         if self._on_error == "fail":
             raise RecordError(
                 f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. Fix the type or "
-                f'the producer, or let the source skip such records: on_error="skip".'
+                f'the producer, or let the source skip such records: on_error="skip"; or leave this one out: '
+                f"{skip_option(message)}.",
+                **facts_of(self.id, message),
             ) from error
+        self._count(message, before, lambda: self._undecodable(message, error))
+
+    def _count(self, message: Any, before: int, why: Callable[[], str]) -> None:
+        """*message* is skipped, behind *before* others of its batch."""
+        partition, offset = message.partition(), message.offset()
+        skipped = self.skipped.setdefault(partition, Skipped(self.id, message.topic(), partition))
+        skipped.count += 1
+        self._last[partition] = (*self._last.get(partition, ()), offset)[-NAMED_MAX:]
+        if before >= NAMED_MAX and len(skipped.first) >= NAMED_MAX:
+            return
+        sentence = why()
+        if len(skipped.first) < NAMED_MAX:
+            skipped.first.append((offset, sentence))
         if before < NAMED_MAX:
-            self._say(f"skipped: {self._undecodable(message, error)}")
+            self._say(f"skipped: {sentence}")
+
+    def _unavailable(self, message: Any, error: BaseException) -> Unavailable:
+        return Unavailable(
+            sendable(
+                f"Source {self.id!r}: the codec met an outage at {_place(message)}: {type(error).__name__}: "
+                f"{text_of(error)}{place_of(error)}. Nothing is skipped or lost: the record is decoded again."
+            )
+        )
 
     def _undecodable(self, message: Any, error: BaseException) -> str:
         problem = self._decoder.problem(message, error)

@@ -91,6 +91,14 @@ def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
     raise InvariantViolation(f"no operator for {node.kind}")
 
 
+def declared(node: Node, graph: LogicalGraph) -> ops.Declared | None:
+    """What sink *node* is told of its records, and by which operator; None: nothing, or a source has decoded them."""
+    type_, producer = graph.type_of(node.inputs[0]), graph.node(node.inputs[0].node)
+    while producer.kind in (Kind.FILTER, Kind.PEEK):
+        producer = graph.node(producer.inputs[0].node)
+    return None if type_ is UNKNOWN or producer.kind is Kind.SOURCE else ops.Declared(producer.id, type_)
+
+
 def close_functions(functions: Iterable[Any]) -> None:
     """What the user's operators opened is closed."""
     for function in functions:
@@ -107,9 +115,10 @@ def table_of(
     reader: Blocks,
     touched: Collection[int] | None = None,
     *,
+    drops_fields: bool,
     backend: StateBackend,
 ) -> Table[Any]:
-    """The table of *node* in *subtask*, with what *manifest* has of it.
+    """The table of *node* in *subtask*, with what *manifest* has of it; *drops_fields*: see `VersionedState`.
 
     With *touched*, only the state of these key groups is read; that of the subtask's others is carried over.
     """
@@ -125,5 +134,6 @@ def table_of(
         snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[subtask],))
     with whole_or_halt(manifest):
         return restore_table(
-            node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader, touched, backend=backend
-        )
+            node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader, touched,
+            drops_fields=drops_fields, backend=backend,
+        )  # fmt: skip

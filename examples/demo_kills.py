@@ -77,6 +77,8 @@ class Job:
                 self.workers, self.since_deployed = event["workers"], 0
             self.step = event["step"] + (f" {event['checkpoint']}" if "checkpoint" in event else "")
             self.events.put(event)
+        elif event["event"] == "failed":
+            print(f"    {event['text']}", flush=True)
 
     def kill(self, role: str) -> None:
         """SIGKILL; the coordinator is started again, which does the same for a worker."""

@@ -26,7 +26,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Codec(Generic[T]):
-    """A way to write values of one type. One of your own: ``Codec("csv", Row, encode=to_csv, decode=from_csv)``."""
+    """A way to write values of one type. One of your own: ``Codec("csv", Row, encode=to_csv, decode=from_csv)``.
+
+    `decode` raises ValueError for bytes that it cannot read, and both raise OSError or `Unavailable` for an outage.
+    """
 
     name: str
     type: Any

@@ -16,6 +16,7 @@
     │   │   └── UnknownTransaction  sinks.mysql.refusals: the server knows no such transaction, which proves nothing
     │   ├── StoreUnavailable    a store does not answer (retriable)
     │   │   └── LockHeld            sinks.postgres.refusals: another session holds a lock that was waited for
+    │   ├── Unavailable         the user's code asks something that does not answer; users raise it too (retriable)
     │   ├── StateUnstorable     state.errors: a state is not of its operator's declared type
     │   └── StateIncompatible   state.errors: the checkpoint's state is of another type
     ├── BrokerRefused           a broker answers with an error that no rule covers; asking again would not help
@@ -31,6 +32,7 @@
     │   └── RecordsGone         connectors.kafka.log: a transaction's records are no longer all in the log
     ├── OutputLost              at the end of a run some output of a sink that delivers at most once is unwritten
     ├── EndedAtOnce             asked to stop twice, the run has ended without a last checkpoint; nothing is lost
+    │   └── StoppedShort        asked to stop, it has ended before its last checkpoint was complete
     ├── EndedEarly              asked to stop, a bounded run has ended cleanly before it had read all
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
     │   └── TooLarge            checkpoint.records.encoding: a record of the checkpoint topic is over its limit
@@ -48,18 +50,35 @@ Every message says what happened, whose fault it is, and what to do. All of them
 
 from __future__ import annotations
 
+import re
 from asyncio import CancelledError
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 
 INTERRUPTED = 128 + 2
 """As the shell gives it to a command that Ctrl-C has ended."""
+Facts = dict[str, str | int]
+"""What an error is about, by name, for programs: operator (also a source or a sink), topic, partition, offset, ..."""
+_CHOICES = re.compile(r"^  Choices: (.*?)\.?$", re.MULTILINE)
+_BEFORE_A_CHOICE = re.compile(r"^(or )?(\(\d\) )?")
 
 
 class ExactlyOnceError(Exception):
-    """The root of the tree."""
+    """The root of the tree.
+
+    Keyword arguments are its `facts`: what its message says in words, for programs.
+
+    >>> RecordError("orders[0] offset 7 is no Order.", topic="orders", partition=0, offset=7).facts["offset"]
+    7
+    """
 
     exit_code = 1
     """What the `exactlyonce` command ends with."""
+    facts: Mapping[str, str | int] = {}
+
+    def __init__(self, *args: object, **facts: str | int) -> None:
+        super().__init__(*args)
+        if facts:
+            self.facts = facts
 
 
 class UserError(ExactlyOnceError):
@@ -109,6 +128,16 @@ class StoreUnavailable(UserError):
     exit_code = 4
 
 
+class Unavailable(UserError):
+    """Something that a codec or a function asks, such as a schema registry, does not answer.
+
+    Raise it in code of your own where no OSError says so. No record is skipped for it: the job restarts from its last
+    checkpoint, and does the work again.
+    """
+
+    exit_code = 4
+
+
 class BrokerRefused(ExactlyOnceError):
     """A broker answered, but with an error that is none of those that a request of ours may meet.
 
@@ -140,6 +169,12 @@ class EndedAtOnce(ExactlyOnceError):
     exit_code = INTERRUPTED
 
 
+class StoppedShort(EndedAtOnce):
+    """A run was stopped, and got no last checkpoint. The next one goes on from the checkpoint before."""
+
+    exit_code = 9
+
+
 class EndedEarly(ExactlyOnceError):
     """A request to stop came before the end that the run was to have. It ended cleanly; the next run goes on."""
 
@@ -147,9 +182,21 @@ class EndedEarly(ExactlyOnceError):
 
 
 class Halt(ExactlyOnceError):
-    """Going on would break the guarantee. The message names the checkpoint, the offsets and the choices."""
+    """Going on would break the guarantee. The message names the checkpoint, the offsets and the choices.
+
+    Choices are a line of the message, as below: one sentence, divided by semicolons.
+
+    >>> Halt("It is gone.\\n  Choices: (1) restore it; or (2) `exactlyonce reset orders`.").choices
+    ['restore it', '`exactlyonce reset orders`']
+    """
 
     exit_code = 6
+
+    @property
+    def choices(self) -> list[str]:
+        """What its message lists; empty where there is one thing to do, or none."""
+        listed = _CHOICES.search(str(self))
+        return [_BEFORE_A_CHOICE.sub("", each) for each in listed[1].split("; ")] if listed else []
 
 
 class InvariantViolation(ExactlyOnceError):
@@ -200,7 +247,7 @@ def is_fatal(error: ExactlyOnceError) -> bool:
     (True, False)
     """
     fatal = isinstance(error, (UserError, BrokerRefused, Halt, Fenced, InvariantViolation))
-    return fatal and not isinstance(error, (BrokerUnavailable, StoreUnavailable))
+    return fatal and not isinstance(error, (BrokerUnavailable, StoreUnavailable, Unavailable))
 
 
 def class_name(error: ExactlyOnceError) -> str:
@@ -208,12 +255,12 @@ def class_name(error: ExactlyOnceError) -> str:
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
 
 
-def made_from(name: str, text: str) -> ExactlyOnceError:
-    """The error that another process has told of by its `class_name` and its message."""
+def made_from(name: str, text: str, facts: Facts) -> ExactlyOnceError:
+    """The error that another process has told of by its `class_name`, its message and its facts."""
     kind = globals().get(name)
     if not (isinstance(kind, type) and issubclass(kind, ExactlyOnceError)):
         raise InvariantViolation(f"Another process told of an unknown error {name!r}: {text}")
-    return kind(text)
+    return kind(text, **facts)
 
 
 def require(condition: object, rule: str) -> None:

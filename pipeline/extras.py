@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,12 +10,16 @@ from exactlyonce.pipeline.errors import ConfigError
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra beside exactlyonce.
+    """The command that installs what an extra brings. It works for a clone as for a wheel of exactlyonce.
 
     >>> install("redis")
-    "pip install 'exactlyonce[redis]'"
+    "pip install 'redis>=5.1'"
     """
-    return f"pip install 'exactlyonce[{extra}]'"
+    from importlib import metadata  # workers, which lack nothing, start without it
+
+    listed = re.compile(rf"([^;]+); extra == ['\"]{extra}['\"]")
+    found = [match[1].strip() for line in metadata.requires("exactlyonce") or () if (match := listed.fullmatch(line))]
+    return " ".join(["pip install", *(f"'{requirement}'" for requirement in found)])
 
 
 @contextmanager

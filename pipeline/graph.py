@@ -219,7 +219,7 @@ class LogicalGraph:
         if node.kind is Kind.KEY_BY:
             described |= {"record": schema.describe(node.type), "partitioned": node.partitioned}
         if node.stateful:
-            described["state"] = node.kept.schema
+            described["state"] = node.kept.layout
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}
         if node.source:
             described["source"] = node.source.describe()
@@ -240,9 +240,10 @@ class LogicalGraph:
     def _line(self, node: Node, width: int) -> str:
         line = f"{node.id:<{width}}  {node.kind.value:<17} "
         line += ", ".join(f"{self._arrow(node, read)} {_written(read)}" for read in node.inputs)
-        end = node.source or node.sink
-        if end:
-            line += f"{' ' if node.inputs else ''}{type(end).__name__} {end.topic or ''}".rstrip()
+        if node.source:
+            line += f"{type(node.source).__name__} {node.source.topic or ''}".rstrip()
+        if node.sink:
+            line += f" {type(node.sink).__name__} {node.sink.shown}".rstrip()
         if node.sink and node.sink.delivery != EXACTLY_ONCE:
             line += f"  {node.sink.delivery}"
         if node.pause_ms:

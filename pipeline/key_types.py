@@ -7,12 +7,30 @@ number and its text are two keys. What is not known of a type says nothing again
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.hints import UNKNOWN
 
 _NAMES = {type(None): "null"}
+_FORMS = ("str", "int", "float", "bool", "bytes", "null")
+_OTHER = 1 << len(_FORMS)
+_LOOKED_AT = 1 << 7
+_HEADS = {
+    "str": (*range(0xA0, 0xC0), 0xD9, 0xDA, 0xDB),
+    "int": (*range(0x80), *range(0xCC, 0xD4), *range(0xE0, 0x100)),
+    "float": (0xCA, 0xCB),
+    "bool": (0xC2, 0xC3),
+    "bytes": (0xC4, 0xC5, 0xC6),
+    "null": (0xC0,),
+}
+"""What msgpack of each form begins with."""
+_FORM_OF_HEAD = [
+    next((1 << place for place, form in enumerate(_FORMS) if head in _HEADS[form]), _OTHER) for head in range(256)
+]
+_head = itemgetter(0)
 
 
 def described(type_: Any) -> Any:
@@ -21,6 +39,29 @@ def described(type_: Any) -> Any:
         return None if type_ is None or type_ is UNKNOWN else schema.describe(type_)
     except schema.UnsupportedType:
         return None
+
+
+def forms_of(keys: Iterable[bytes]) -> int:
+    """The forms that canonical *keys* have, as the bits of a byte, which is not 0: of several keys joined by ``|``.
+
+    >>> described_forms(forms_of([b"\\x07"])), described_forms(forms_of([b"\\xa17"]))
+    ('int', 'str')
+    """
+    forms = _LOOKED_AT
+    for head in set(map(_head, keys)):
+        forms |= _FORM_OF_HEAD[head]
+    return forms
+
+
+def described_forms(forms: int) -> Any:
+    """The schema of keys of which nothing but their *forms* is known; None where these have no type in common, and for
+    0, which is of keys that were not looked at."""
+    if forms & _OTHER:
+        return None
+    found = [form for place, form in enumerate(_FORMS) if forms >> place & 1]
+    if len(found) == 2 and "null" in found:
+        return {"union": found}
+    return found[0] if len(found) == 1 else None
 
 
 def holds(new: Any, old: Any) -> bool:

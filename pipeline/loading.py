@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,8 +67,13 @@ def load_reference(reference: Mapping[str, Any]) -> Pipeline:
     module, attribute = str(reference["module"]), str(reference["attribute"])
     found = _import(module, str(reference["path"]))
     if not hasattr(found, attribute):
-        names = ", ".join(_pipelines(vars(found))) or "none"
-        raise ConfigError(f"module {module!r} has no {attribute!r}; the pipelines in it: {names}")
+        names = _pipelines(vars(found))
+        near = get_close_matches(attribute, names, 1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        there = ", ".join(names) or "none"
+        raise ConfigError(
+            f"module {module!r} has no {attribute!r}{meant}; the pipelines in it, and functions that make one: {there}"
+        )
     return _made(f"{module}:{attribute}", getattr(found, attribute), reference["params"])
 
 
@@ -206,4 +212,9 @@ def _converted(target: str, name: str, text: str, type_: Any) -> Any:
 
 
 def _pipelines(names: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in names.items() if isinstance(value, Pipeline)]
+    """The names of pipelines, and of functions that say that they make one."""
+    return [name for name, value in names.items() if isinstance(value, Pipeline) or _makes_one(value)]
+
+
+def _makes_one(value: Any) -> bool:
+    return inspect.isfunction(value) and hints.declared(value, {}).get("return") is Pipeline

@@ -1,8 +1,8 @@
 """Schemas: a type as it looks on the wire, as JSON that is equal exactly when the bytes are understood alike.
 
 Names of modules, docstrings and validation limits are left out; names of classes and fields, their order, that a
-field has a default, what is left out where it has that, and tags are in. Raises `UnsupportedType` for what msgspec
-cannot encode and decode again.
+field has a default, what is left out where it has that, and tags are in. Other defaults, on which no byte depends, are
+in where they are asked for. Raises `UnsupportedType` for what msgspec cannot encode and decode again.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class UnsupportedType(GraphError):
     """A type that no codec can write. The message names it and says what it may be instead."""
 
 
-def describe(type_: Any) -> Any:
-    """The schema of a type, as JSON values.
+def describe(type_: Any, *, defaults: bool = False) -> Any:
+    """The schema of a type, as JSON values. *defaults*: with those that `default_of` can tell.
 
     >>> describe(dict[str, int | None])
     {'dict': ['str', {'union': ['int', 'null']}]}
@@ -50,7 +50,23 @@ def describe(type_: Any) -> Any:
         msgspec.msgpack.Decoder(type_)
     except (TypeError, NameError, AttributeError) as error:
         raise UnsupportedType(f"{type_name(type_)} cannot be encoded: {error}") from None
-    return _describe(info, set())
+    return _describe(info, set(), defaults)
+
+
+def default_of(field: Any) -> Any:
+    """The default in the schema of a field, in builtin types; `msgspec.NODEFAULT`: it has none, or none is known."""
+    if not isinstance(field, dict):
+        return msgspec.NODEFAULT
+    return field.get("omitted", field.get("default", msgspec.NODEFAULT))
+
+
+def builtins_of(value: Any) -> Any:
+    """*value* in builtin types, as `default_of` gives them. Raises TypeError for what has no such form.
+
+    >>> builtins_of({1: [2.5, b"x"]})
+    {'1': [2.5, 'eA==']}
+    """
+    return msgspec.to_builtins(value, str_keys=True, order="deterministic")
 
 
 def type_name(type_: Any) -> str:
@@ -59,39 +75,39 @@ def type_name(type_: Any) -> str:
     return re.sub(r"(?:\w+\.|<locals>\.)+(?=\w)", "", written)
 
 
-def _describe(info: inspect.Type, seen: set[Any]) -> Any:
+def _describe(info: inspect.Type, seen: set[Any], defaults: bool) -> Any:
     if scalar := _SCALARS.get(type(info)):
         return scalar
     if isinstance(info, _RECORDS):
-        return _describe_record(info, seen)
+        return _describe_record(info, seen, defaults)
     if isinstance(info, inspect.UnionType):
-        return {"union": [_describe(member, seen) for member in info.types]}
+        return {"union": [_describe(member, seen, defaults) for member in info.types]}
     if isinstance(info, inspect.DictType):
-        return {"dict": [_describe(info.key_type, seen), _describe(info.value_type, seen)]}
+        return {"dict": [_describe(info.key_type, seen, defaults), _describe(info.value_type, seen, defaults)]}
     if isinstance(info, inspect.TupleType):
-        return {"tuple": [_describe(item, seen) for item in info.item_types]}
+        return {"tuple": [_describe(item, seen, defaults) for item in info.item_types]}
     if isinstance(info, inspect.SetType | inspect.FrozenSetType):
-        return {"set": _describe(info.item_type, seen)}
+        return {"set": _describe(info.item_type, seen, defaults)}
     if isinstance(info, inspect.CollectionType):
-        return {"list": _describe(info.item_type, seen)}
+        return {"list": _describe(info.item_type, seen, defaults)}
     if isinstance(info, inspect.EnumType):
         return {"enum": info.cls.__name__, "values": [member.value for member in info.cls]}
     if isinstance(info, inspect.LiteralType):
         return {"literal": list(info.values)}
     if isinstance(info, inspect.Metadata):
-        return _describe(info.type, seen)
+        return _describe(info.type, seen, defaults)
     name = type_name(getattr(info, "cls", type(info)))
     fix = "use a msgspec Struct, a dataclass, a TypedDict, a NamedTuple, or builtin types"
     raise UnsupportedType(f"{name} cannot be encoded: {fix}")
 
 
-def _describe_record(info: Any, seen: set[Any]) -> Any:
+def _describe_record(info: Any, seen: set[Any], defaults: bool) -> Any:
     name = getattr(info.cls, "__name__", str(info.cls))
     if info.cls in seen:
         return {"record": name}
     seen.add(info.cls)
     omits = isinstance(info, inspect.StructType) and record_class(info).__struct_config__.omit_defaults
-    fields = {field.encode_name: _describe_field(field, seen, omits) for field in info.fields}
+    fields = {field.encode_name: _describe_field(field, seen, omits, defaults) for field in info.fields}
     described = {"record": name, "fields": [[field, schema] for field, schema in fields.items()]}
     if isinstance(info, inspect.NamedTupleType):
         described |= {"array": True}
@@ -101,15 +117,26 @@ def _describe_record(info: Any, seen: set[Any]) -> Any:
     return described
 
 
-def _describe_field(field: inspect.Field, seen: set[Any], omits: bool) -> Any:
+def _describe_field(field: inspect.Field, seen: set[Any], omits: bool, defaults: bool) -> Any:
     """Of a class that *omits* defaults, the default says what the bytes leave out."""
-    schema = _describe(field.type, seen)
+    schema = _describe(field.type, seen, defaults)
     if field.required:
         return schema
-    left_out: Any = field.default_factory() if field.default_factory in (list, dict, set) else field.default
-    if not omits or left_out is msgspec.NODEFAULT:
-        return {"optional": schema}
-    return {"optional": schema, "omitted": msgspec.to_builtins(left_out, str_keys=True, order="deterministic")}
+    default: Any = field.default_factory() if field.default_factory in (list, dict, set) else field.default
+    if omits and default is not msgspec.NODEFAULT:
+        return {"optional": schema, "omitted": builtins_of(default)}
+    noted = _noted(default) if defaults else msgspec.NODEFAULT
+    return {"optional": schema} | ({} if noted is msgspec.NODEFAULT else {"default": noted})
+
+
+def _noted(default: Any) -> Any:
+    """*default* as a checkpoint and an export give it back; NODEFAULT where they do not: JSON has no NaN, say."""
+    try:
+        noted = msgspec.msgpack.decode(msgspec.msgpack.encode(builtins_of(default)))
+        same = msgspec.json.decode(msgspec.json.encode(noted)) == noted
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return msgspec.NODEFAULT
+    return noted if same else msgspec.NODEFAULT
 
 
 def record_class(info: Any) -> Any:

@@ -1,5 +1,7 @@
 """The losses, and the gaps, where values of one schema are read by another one; schemas are `schema.describe`'s.
 
+`lost` judges schemas, and `changed` a value: whether the fields that are dropped have their defaults in it.
+
 Invariant: whatever msgspec drops without a word is found by the schemas alone: fields that a record has no more, keys
 of a dict that has become a record, items by position that have no place or another one, items that a set has once, keys
 and items that a type does not tell apart, digits of a text that is read as a time, a default that the bytes leave out.
@@ -11,8 +13,12 @@ schema have one name, each of them is looked at.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import msgspec
+
+from exactlyonce.pipeline.schema import builtins_of, default_of
 
 _PLAIN = {"bool", "int", "float", "str", "bytes"}
 _RECORD, _DICT, _ITEMS, _TUPLE, _ANY = "record", "dict", "items", "tuple", "any"
@@ -23,13 +29,37 @@ _MERGED = {"str": _TIMES | {"decimal", "uuid"}, "int": {"float"}, "any": _TIMES 
 _KINDS = {"record": _RECORD, "dict": _DICT, "list": _ITEMS, "set": _ITEMS, "tuple": _TUPLE}
 
 
-def lost(old: Any, new: Any, path: str) -> list[str]:
+def _nothing(field: Any) -> bool:
+    return False
+
+
+def has_default(field: Any) -> bool:
+    """Whether a field of this schema says its default."""
+    return default_of(field) is not msgspec.NODEFAULT
+
+
+def lost(old: Any, new: Any, path: str, may_go: Callable[[Any], bool] = _nothing) -> list[str]:
     """Paths of what values of schema *old* have and *new* has no place for. All other differences decoding judges.
+
+    *may_go*: whether a record may lose a field of this schema, which then is not among them. In keys of dicts and items
+    of sets none may, for what differs in it would become one.
 
     >>> lost({"dict": ["str", "int"]}, {"record": "Total", "fields": [["sum", "int"]]}, "Total")
     ['Total (its keys beside sum)']
     """
-    return list(dict.fromkeys(_Evolution(old, new).lost(old, new, path)))
+    return list(dict.fromkeys(_Evolution(old, new, may_go).lost(old, new, path)))
+
+
+def changed(value: Any, old: Any, new: Any, path: str) -> list[str]:
+    """Paths of fields in *value* that *new* drops though they do not have their defaults. What `lost` names beside
+    fields is not looked for. *value* is what msgpack holds of schema *old*, without types.
+
+    >>> old = {"record": "R", "fields": [["a", "int"], ["b", {"optional": "int", "default": 0}]]}
+    >>> new = {"record": "R", "fields": [["a", "int"]]}
+    >>> [changed({"a": 1, "b": b}, old, new, "R") for b in (0, 7)]
+    [[], ['R.b']]
+    """
+    return list(dict.fromkeys(_Evolution(old, new).changed(value, old, new, path)))
 
 
 def unfit(old: Any, new: Any, path: str) -> list[str]:
@@ -44,8 +74,9 @@ def unfit(old: Any, new: Any, path: str) -> list[str]:
 class _Evolution:
     """From *old* to *new*."""
 
-    def __init__(self, old: Any, new: Any) -> None:
+    def __init__(self, old: Any, new: Any, may_go: Callable[[Any], bool] = _nothing) -> None:
         self._old, self._new = _records(old), _records(new)
+        self._may_go = may_go
         self._compared: set[tuple[int, int, bool]] = set()
         """Records, which may be within themselves; whether they are keys."""
 
@@ -69,11 +100,17 @@ class _Evolution:
     def _between(self, one: Any, other: Any, path: str, keyed: bool) -> Iterator[str]:
         """What is lost where *one* is read as *other*; neither is a union."""
         was, now = _kind(one), _kind(other)
-        if now == _RECORD:
-            if was == _RECORD and (id(one), id(other), keyed) in self._compared:
+        if was == _RECORD and now in (_RECORD, _ANY):
+            if (id(one), id(other), keyed) in self._compared:
                 return
             self._compared.add((id(one), id(other), keyed))
+        if now == _RECORD:
             yield from self._in_record(one, other, path, keyed)
+        elif now == _ANY:
+            if was == _RECORD and any(_is_omitted(field) for _, field in one["fields"]):
+                yield f"{path} (its fields that omit_defaults has left out)"
+            for each in (*_keys(one), *_values(one)):
+                yield from self.lost(each, other, path, keyed=keyed)
         elif now == _DICT:
             keys, values = other["dict"]
             if was in (_DICT, _ANY):
@@ -105,7 +142,7 @@ class _Evolution:
                     if _is_omitted(schema) and not _is_same_default(schema, fields[name]):
                         yield f"{path}.{name} (its {schema['omitted']!r:.40} that omit_defaults has left out)"
                     yield from self.lost(schema, fields[name], f"{path}.{name}", keyed=keyed)
-                else:
+                elif keyed or not self._may_go(schema):
                     yield f"{path}.{name}"
         elif was == _TUPLE and len(one["tuple"]) <= len(fields):
             for each, (name, schema) in zip(one["tuple"], fields.items(), strict=False):
@@ -113,6 +150,36 @@ class _Evolution:
         else:
             what = {_DICT: "keys", _ANY: "content"}.get(was, "items")
             yield f"{path} (its {what} beside {', '.join(fields) or 'nothing'})"
+
+    def changed(self, value: Any, old: Any, new: Any, path: str) -> Iterator[str]:
+        """See the function."""
+        for one in _members(old, self._old):
+            if not _may_be(value, one):
+                continue
+            for other in _members(new, self._new):
+                if _may_be_read(one, other) and _kind(other) != _ANY:
+                    yield from self._changed_between(value, one, other, path)
+
+    def _changed_between(self, value: Any, one: Any, other: Any, path: str) -> Iterator[str]:
+        """See `changed`; neither schema is a union, and *value* may be of *one*."""
+        if _kind(one) == _kind(other) == _RECORD:
+            yield from self._changed_in_record(value, one, dict(other["fields"]), path)
+            return
+        items = value.values() if isinstance(value, dict) else value
+        for place, item in enumerate(items):
+            for was in _values_at(one, place, value):
+                for now in _values_at(other, place, value):
+                    yield from self.changed(item, was, now, path)
+
+    def _changed_in_record(self, value: Any, one: Any, now: dict[str, Any], path: str) -> Iterator[str]:
+        was, tag = dict(one["fields"]), one.get("tag", (None,))[0]
+        if isinstance(value, list):  # by position, where no field goes: a tag stands in front
+            value = dict(zip(was, value[tag is not None :], strict=False))
+        for name, content in value.items():
+            if name in now:
+                yield from self.changed(content, was[name], now[name], f"{path}.{name}") if name in was else ()
+            elif name != tag and not (name in was and _is_equal(builtins_of(content), default_of(was[name]))):
+                yield f"{path}.{name}"
 
     def unfit(self, old: Any, new: Any, path: str) -> Iterator[str]:
         """See the function."""
@@ -207,8 +274,10 @@ def _may_be_read(one: Any, other: Any) -> bool:
     """Whether something of *one* may be lost in *other*. Records of either layout are compared: that a NamedTuple's
     fields are written by position, older schemas do not say."""
     was, now = _kind(one), _kind(other)
-    if now in ("", _ANY) or not was:
+    if not now or not was:
         return False
+    if now == _ANY:
+        return was != _ANY
     if was == now == _RECORD:
         tags = one.get("tag"), other.get("tag")  # a field, and its value
         return None in tags or tags[0] == tags[1] or tags[0][0] != tags[1][0]
@@ -232,6 +301,46 @@ def _values(schema: Any) -> list[Any]:
         case "items":
             return [schema.get("list", schema.get("set"))]
     return ["any"]
+
+
+def _keys(schema: Any) -> list[Any]:
+    """The schema of the keys of a dict; of all else, nothing."""
+    return [schema["dict"][0]] if _kind(schema) == _DICT else []
+
+
+def _values_at(schema: Any, place: int, value: Any) -> list[Any]:
+    """The schemas that the item of *value* at *place* may have, where that is of *schema*."""
+    match _kind(schema):
+        case "tuple":
+            return list(schema["tuple"][place : place + 1])
+        case "record":
+            fields = dict(schema["fields"])
+            if isinstance(value, dict):
+                return [fields[name]] if (name := list(value)[place]) in fields else []
+            return list(fields.values())[place : place + 1]
+    return _values(schema)
+
+
+def _may_be(value: Any, schema: Any) -> bool:
+    """Whether msgpack has *value* for one of *schema*, which is no union, and which may hold records."""
+    kind = _kind(schema)
+    if kind in ("", _ANY):
+        return False
+    if not isinstance(value, dict if _is_map(schema) else list):
+        return False
+    if "tag" not in schema:
+        return True
+    field, tag = schema["tag"]
+    return bool((value.get(field) if isinstance(value, dict) else next(iter(value), None)) == tag)
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two values in builtin types are one, as no truth value and number are."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_equal(each, other[name]) for name, each in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_is_equal, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
 
 
 def _form(schema: Any) -> str:

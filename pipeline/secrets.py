@@ -7,9 +7,14 @@ travels to other processes as the reference.
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from exactlyonce.pipeline.errors import ConfigError
+
+SECRET_CHARACTERS = 8
+"""A shorter secret is masked only where it stands by itself: what is left of other words would tell it."""
 
 
 class Secret(str):
@@ -19,6 +24,25 @@ class Secret(str):
 
     def __repr__(self) -> str:
         return "'***'"
+
+
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """*text* without any of *secrets*.
+
+    >>> masked("the pipeline has password=p, and user:secret-of-bob@host", ["p", "secret-of-bob"])
+    'the pipeline has password=***, and user:***@host'
+    """
+    for secret in sorted(filter(None, set(secrets)), key=len, reverse=True):
+        text = re.sub(_pattern(secret), "***", text)
+    return text
+
+
+def _pattern(secret: str) -> str:
+    literal = re.escape(secret)
+    if len(secret) >= SECRET_CHARACTERS:
+        return literal
+    before, after = r"(?<!\w)" if re.match(r"\w", secret) else "", r"(?!\w)" if re.search(r"\w\Z", secret) else ""
+    return f"{before}{literal}{after}"
 
 
 def is_reference(value: str) -> bool:

@@ -32,6 +32,11 @@ class Sink(ABC, Generic[T_contra]):
         return None
 
     @property
+    def shown(self) -> str:
+        """What it writes to, and how, for people: a topic, or a table with mode and key."""
+        return self.topic or ""
+
+    @property
     def transactional(self) -> bool:
         """Whether it writes in transactions that a checkpoint commits."""
         return self.delivery == EXACTLY_ONCE

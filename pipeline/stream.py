@@ -94,6 +94,8 @@ class Pipeline:
     def run(self, engine: str = "local", **options: Any) -> Any:
         """Run it; see `exactlyonce run --help` for the options, here with `_` for `-`.
 
+        *on_event* is a function that gets what are lines of JSON there, each as a dict.
+
         In a script, call it under ``if __name__ == "__main__":``, since worker processes import the script.
         """
         from exactlyonce.pipeline.loading import run

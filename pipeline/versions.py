@@ -36,6 +36,8 @@ class VersionedState:
     defaults of its fields, or by Avro's rules."""
     key_type: Any = UNKNOWN
     """Of the keys, as far as the function of `key_by` says it."""
+    drops_fields: bool = False
+    """Whether fields of kept states that the type does not have are given up, whatever they hold."""
 
     @property
     def keys(self) -> Any:
@@ -49,8 +51,14 @@ class VersionedState:
 
     @property
     def schema(self) -> Any:
-        """What checkpoints note of the states. Raises `UnsupportedType`."""
-        return {"avro": self.codec.schema} if self.codec is not None else schema.describe(self.type)
+        """What checkpoints note of the states: with defaults, for code that has some of the fields no more. Raises
+        `UnsupportedType`."""
+        return {"avro": self.codec.schema} if self.codec is not None else schema.describe(self.type, defaults=True)
+
+    @property
+    def layout(self) -> Any:
+        """The schema without what no byte depends on: a part of the graph's fingerprint."""
+        return self.schema if self.codec is not None else schema.describe(self.type)
 
     @property
     def name(self) -> str:

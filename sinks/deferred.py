@@ -4,7 +4,7 @@ written, once.
 Invariants: nothing is written before a checkpoint is finalized that says that its input is done with, so whatever reads
 that input again has written nothing of it; what is handed on is never handed on again. Outputs of an aborted checkpoint
 wait for the next one. What waits is in memory up to a bound, and beyond that in a file without a name, which ends with
-the process: it is what a crash loses. Only what may be written now, and is not, makes the writer `full`.
+the process: it is what a crash loses. Only what may be written now, and is not, leaves the writer no `room`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, Protocol
 
-from exactlyonce.sinks.writer import FlushedInterval, SinkFailed, SinkWriter
+from exactlyonce.sinks.writer import ROOM, FlushedInterval, SinkFailed, SinkWriter
 
 MEMORY_BYTES_MAX = 8 << 20
 """Of an interval; more of it goes to a file."""
@@ -91,9 +91,14 @@ class DeferredWriter:
         self.sink = self.inner.sink
 
     @property
-    def full(self) -> bool:
-        """Whether more may be written than should wait for it: the store is slower than the stream."""
-        return sum(each.size for each in self._finalized) > UNWRITTEN_BYTES_MAX
+    def held_up(self) -> str:
+        """As of the writer behind it."""
+        return self.inner.held_up
+
+    @property
+    def room(self) -> int:
+        """None while more may be written than should wait for it: the store is slower than the stream."""
+        return 0 if sum(each.size for each in self._finalized) > UNWRITTEN_BYTES_MAX else ROOM
 
     def write(self, outputs: Any) -> None:
         """Keep *outputs* aside."""
@@ -134,7 +139,7 @@ class DeferredWriter:
         """Hand on what may be written, as fast as it is taken."""
         moved = self.inner.poll(wait_s)
         for _ in range(FRAMES_AT_ONCE):
-            if not self._finalized or self.inner.full:
+            if not self._finalized or not self.inner.room:
                 break
             self._hand_on()
             moved = True

@@ -10,7 +10,7 @@ from typing import Any
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE
 from exactlyonce.pipeline.errors import UserError
 from exactlyonce.pipeline.sink import Sink
-from exactlyonce.sinks.writer import FlushedInterval, Opened, WriterContext
+from exactlyonce.sinks.writer import ROOM, FlushedInterval, Opened, WriterContext
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class _Printer:
     sink: str
     records: int = 0
     unwritten: int = 0
-    full: bool = False
+    room: int = ROOM
+    held_up: str = ""
     open_transactions: int = 0
     _cut: set[int] = field(default_factory=set)
 

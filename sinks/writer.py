@@ -20,6 +20,10 @@ BLOCKS_PENDING_MAX = 64
 """Blocks of a worker, of 1 MB at most, that are on their way to the broker before whoever writes more waits."""
 
 
+ROOM = 1 << 20
+"""Of a writer that can take whatever comes at once."""
+
+
 class SinkFailed(ExactlyOnceError):
     """A sink could not write. The job restarts from the last completed checkpoint; nothing is lost."""
 
@@ -41,7 +45,7 @@ class SinkWriter(Protocol):
 
     sink: str
     records: int
-    """How many were written, or set aside, in all."""
+    """How many it was given in all."""
     unwritten: int
     """Records that wait to be written though their checkpoint is finalized: a clean end waits for them."""
 
@@ -64,8 +68,13 @@ class SinkWriter(Protocol):
         """The worker ends, however: what is under way need not."""
 
     @property
-    def full(self) -> bool:
-        """Whether the caller should pause until more was polled: that must not take a barrier."""
+    def room(self) -> int:
+        """How many records more it should be given now; 0: the caller should pause until more was polled, which must
+        not take a barrier."""
+
+    @property
+    def held_up(self) -> str:
+        """What its flush would wait for, in words; empty: for nothing, or who is asked elsewhere says it."""
 
     @property
     def open_transactions(self) -> int:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX
 from exactlyonce.pipeline.errors import require
+from exactlyonce.pipeline.key_types import forms_of
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateUnstorable
 from exactlyonce.state.key_groups import mask_of
 
@@ -51,6 +52,8 @@ class BlockHeader(msgspec.Struct, frozen=True, array_like=True):
     sections: tuple[Section, ...]
     version: int = 1
     """Of the states: `pipeline.versions`."""
+    key_forms: int = 0
+    """Of the keys with a state: `pipeline.key_types`. It is not in the bytes: the index has it. 0: unknown."""
 
     @property
     def groups(self) -> int:
@@ -89,19 +92,21 @@ class BlockEncoder:
         self._version = version
         self._sections: list[Section] = []
         self._raw: list[bytes] = []
-        self._raw_bytes = 0
+        self._raw_bytes = self._key_forms = 0
 
-    def add(self, group: int, kind: int, keys: bytes, states: bytes, entries: int) -> EncodedBlock | None:
+    def add(self, group: int, kind: int, keys: EncodedKeys, states: bytes, entries: int) -> EncodedBlock | None:
         """Take a section of *group*; *keys* from `encode_keys`."""
-        if len(keys) + len(states) > SECTION_SIZE_MAX:
+        size = len(keys.body) + len(states)
+        if size > SECTION_SIZE_MAX:
             raise StateUnstorable(
-                f"A state of operator {self._operator!r} takes {len(keys) + len(states)} bytes with its key; at most"
-                f" {SECTION_SIZE_MAX} fit a block. Spread it over more keys."
+                f"A state of operator {self._operator!r} takes {size} bytes with its key; at most {SECTION_SIZE_MAX}"
+                f" fit a block. Spread it over more keys."
             )
-        finished = self._make_room(len(keys) + len(states), RAW_TARGET)
-        self._sections.append(Section(group, kind, entries, len(keys), len(states)))
-        self._raw += keys, states
-        self._raw_bytes += len(keys) + len(states)
+        finished = self._make_room(size, RAW_TARGET)
+        self._sections.append(Section(group, kind, entries, len(keys.body), len(states)))
+        self._raw += keys.body, states
+        self._raw_bytes += size
+        self._key_forms |= keys.forms
         return finished
 
     def begin_group(self, raw_bytes: int) -> EncodedBlock | None:
@@ -115,18 +120,26 @@ class BlockEncoder:
         """Finish the block, if anything is in it."""
         if not self._sections:
             return None
-        header = BlockHeader(self._operator, self._checkpoint, tuple(self._sections), self._version)
+        header = BlockHeader(self._operator, self._checkpoint, tuple(self._sections), self._version, self._key_forms)
         fields = msgspec.structs.astuple(header)
-        encoded = _encode(fields if self._version > 1 else fields[:-1])  # as it has always been written
+        encoded = _encode(fields[: 4 if self._version > 1 else 3])  # as it has always been written
         body = b"".join((_MAGIC, len(encoded).to_bytes(4, "big"), encoded, zlib.compress(b"".join(self._raw), 1)))
         require(len(body) < BLOCK_SIZE_MAX, f"a block is under {BLOCK_SIZE_MAX} bytes, not {len(body)}")
-        self._sections, self._raw, self._raw_bytes = [], [], 0
+        self._sections, self._raw, self._raw_bytes, self._key_forms = [], [], 0, 0
         return EncodedBlock(header, body)
 
 
-def encode_keys(keys: Sequence[bytes], deleted: Sequence[bytes]) -> bytes:
+class EncodedKeys(NamedTuple):
     """The keys' half of a section."""
-    return _encode((keys, deleted))
+
+    body: bytes
+    forms: int
+    """`BlockHeader.key_forms` of the section."""
+
+
+def encode_keys(keys: Sequence[bytes], deleted: Sequence[bytes]) -> EncodedKeys:
+    """The keys' half of a section."""
+    return EncodedKeys(_encode((keys, deleted)), forms_of(keys))
 
 
 class BlockDecoder:

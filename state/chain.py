@@ -27,10 +27,12 @@ class ChainBlock(msgspec.Struct, frozen=True, gc=False):
     """The key groups in it, of those that the chain is for."""
     images: int
     """Those of `groups` of which it is an image, or a part of one."""
+    key_forms: int = 0
+    """`BlockHeader.key_forms`; 0 also of a block of before these were noted."""
 
     def within(self, groups: int) -> ChainBlock:
         """The same block in a chain that is for *groups* only."""
-        return ChainBlock(self.ref, self.checkpoint, self.groups & groups, self.images & groups)
+        return ChainBlock(self.ref, self.checkpoint, self.groups & groups, self.images & groups, self.key_forms)
 
 
 class Chain:
@@ -55,13 +57,17 @@ class Chain:
         for block in blocks:
             before, own = found.get(block.ref), block.within(groups)
             if before is not None:
-                own = ChainBlock(block.ref, block.checkpoint, before.groups | own.groups, before.images | own.images)
+                groups_of, images_of = before.groups | own.groups, before.images | own.images
+                own = ChainBlock(block.ref, block.checkpoint, groups_of, images_of, block.key_forms)
             found[block.ref] = own
         return Chain(sorted(found.values(), key=attrgetter("checkpoint")))
 
     def extended(self, written: Iterable[tuple[BlockRef, BlockHeader]]) -> Chain:
         """The chain with the blocks of later checkpoints, oldest first."""
-        added = [ChainBlock(ref, header.checkpoint, header.groups, header.images) for ref, header in written]
+        added = [
+            ChainBlock(ref, header.checkpoint, header.groups, header.images, header.key_forms)
+            for ref, header in written
+        ]
         if any(block.images for block in added):
             return Chain((*self.blocks, *added))
         chain = Chain()  # an increment makes nothing superfluous, and a chain may be long

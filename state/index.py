@@ -65,6 +65,8 @@ class _Columns(msgspec.Struct, frozen=True, array_like=True):
     """Masks, each little-endian and as long as `max_parallelism` bits take."""
     images: bytes
     """Masks, too."""
+    key_forms: bytes = b""
+    """A byte each; none where nothing is known of any."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -107,10 +109,12 @@ def _parts(blocks: Sequence[ChainBlock], head: IndexHead) -> list[bytes]:
 
 
 def _fields(blocks: Sequence[ChainBlock], head: IndexHead) -> tuple[Any, ...]:
-    """The columns; a head without a schema of keys, or of version 1 as well, as it has always been written."""
+    """The columns; a head without a schema of keys, or of version 1 as well, and without the last column where nothing
+    is known of keys: as it has always been written."""
     columns, first = msgspec.structs.astuple(_columns(blocks, head)), msgspec.structs.astuple(head)
     left_out = 0 if head.keys is not None else 1 if head.version > 1 else 2
-    return (first[: len(first) - left_out], *columns[1:])
+    noted = columns[1:] if any(columns[-1]) else columns[1:-1]
+    return (first[: len(first) - left_out], *noted)
 
 
 def _columns(blocks: Sequence[ChainBlock], head: IndexHead) -> _Columns:
@@ -129,13 +133,15 @@ def _columns(blocks: Sequence[ChainBlock], head: IndexHead) -> _Columns:
         [after - before for before, after in pairwise((0, *(block.checkpoint for block in blocks)))],
         b"".join(block.groups.to_bytes(width, "little") for block in blocks),
         b"".join(block.images.to_bytes(width, "little") for block in blocks),
+        bytes(block.key_forms for block in blocks),
     )
 
 
 def _blocks(columns: _Columns, digests: bytes) -> Iterator[ChainBlock]:
     width = _mask_bytes(columns.head.max_parallelism)
     latest = dict.fromkeys(columns.partitions, 0)
-    for partition, step, key, size, digest, checkpoint, groups, images in zip(
+    key_forms = columns.key_forms or bytes(len(columns.keys))
+    for partition, step, key, size, digest, checkpoint, groups, images, forms in zip(
         columns.partitions,
         columns.offsets,
         columns.keys,
@@ -144,6 +150,7 @@ def _blocks(columns: _Columns, digests: bytes) -> Iterator[ChainBlock]:
         accumulate(columns.checkpoints),
         _cut(columns.groups, width),
         _cut(columns.images, width),
+        key_forms,
         strict=True,
     ):
         latest[partition] += step
@@ -152,6 +159,7 @@ def _blocks(columns: _Columns, digests: bytes) -> Iterator[ChainBlock]:
             checkpoint,
             int.from_bytes(groups, "little"),
             int.from_bytes(images, "little"),
+            forms,
         )
 
 

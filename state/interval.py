@@ -214,7 +214,7 @@ class Interval(Generic[S]):
 
     def _add(self, group: int, kind: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> None:
         encoded_keys, encoded_states = encode_keys(keys, deleted), self._state_type.encode(states)
-        size, entries = len(encoded_keys) + len(encoded_states), len(keys) + len(deleted)
+        size, entries = len(encoded_keys.body) + len(encoded_states), len(keys) + len(deleted)
         self._bytes_per_entry = size / max(1, entries)
         if size > _SECTION_TARGET and entries > 1:
             middle = entries // 2

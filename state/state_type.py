@@ -4,7 +4,8 @@ Everything that `encode` returns, `decode` accepts: encoding checks values again
 cannot be restored would only be noticed when it is needed. States that are kept by an Avro schema lie in the same
 msgpack array as others, each as a byte string; their writer's schema is the one that the index notes, for all of them:
 where it changes, or the version does, a table's first snapshot writes the state whole. So all states of a checkpoint
-are of one version, and once it is taken no older one is read any more.
+are of one version, and once it is taken no older one is read any more. It does so too where fields of the states are
+dropped: what code of before has dropped does not come back with newer code.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from exactlyonce.pipeline.avro_resolution import AvroResolution
 from exactlyonce.pipeline.errors import USERS_ERRORS
 from exactlyonce.pipeline.exactness import inexact
 from exactlyonce.pipeline.schema import record_class
-from exactlyonce.pipeline.schema_evolution import lost, unfit
+from exactlyonce.pipeline.schema_evolution import changed, has_default, lost, unfit
 from exactlyonce.pipeline.versions import MigrationStep, VersionedState
 from exactlyonce.state.errors import UNDECODABLE, DamagedState, StateIncompatible, StateUnstorable
 
@@ -136,7 +137,7 @@ class StateType(Generic[S]):
         type_ = self._versioned.type if codec is None else codec.type
         self.operator = operator
         self.version = self._versioned.version
-        self.name = self._versioned.name
+        self.name, self.drops_fields = self._versioned.name, self._versioned.drops_fields
         self.schema, self.keys = self._versioned.schema, self._versioned.keys
         self._plain: _ByType[S] = _ByType(type_)
         self._packing: _Packing[S] = self._plain if codec is None else _ByAvro(codec)
@@ -144,6 +145,8 @@ class StateType(Generic[S]):
         self._changes = inexact(type_, by_schema=codec is not None)
         self._parts = _mutable_parts(info)
         self.mutable = self._parts != frozenset()
+        self._dropped: tuple[Any, list[str]] | None = None
+        """A schema, and its `dropped`."""
         self.sharing: dict[type, bool] = {}
         """What `shares` has found of a class."""
         self.clone: Callable[[S], S] = _flat_clone(info) or self._clone_by_codec
@@ -157,10 +160,29 @@ class StateType(Generic[S]):
         """Whether blocks with states of schema *written* and of *version* may be in a chain with those of today: an
         index notes one Avro schema, so that no block of another may be in its chain; msgpack names its own fields.
         Those of an older version would mean something else, or have fields again that it has taken out, to code that
-        has its migrations no longer."""
+        has its migrations no longer; nor would fields that are dropped be gone."""
         if [version, written] == self.form:
             return True
-        return version == self.version and not (_by_avro(written) or _by_avro(self.schema))
+        if version != self.version or _by_avro(written) or _by_avro(self.schema):
+            return False
+        return not self.dropped(written, version)
+
+    def dropped(self, written: Any, version: int) -> list[str]:
+        """Paths of the fields in states of schema *written* and of *version* that those of today have no more, though
+        nothing says that it is meant. They may go where they have their defaults, or `VersionedState.drops_fields`."""
+        if version != self.version or written == self.schema or _by_avro(written) or _by_avro(self.schema):
+            return []
+        if self._dropped is None or self._dropped[0] is not written:
+            self._dropped = written, lost(written, self.schema, self.name)
+        return self._dropped[1]
+
+    def changed(self, packed: bytes | memoryview, written: Any) -> list[str]:
+        """Those of `dropped` that do not have their defaults in a state of schema *written*, *packed* in msgpack; all
+        of them, where only its type could read it."""
+        try:
+            return changed(msgspec.msgpack.decode(packed), written, self.schema, self.name)
+        except (msgspec.DecodeError, TypeError):
+            return self.dropped(written, self.version)
 
     def shares(self, output: Any) -> bool:
         """Whether *output* may be, or hold, something of a state that can change in place: of the classes of neither
@@ -246,6 +268,8 @@ class StateType(Generic[S]):
         try:
             if steps := self._versioned.steps(version):
                 return self._plain.decode(self._migrated(encoded, written, steps), written)
+            if not same and not self.drops_fields and self.dropped(written, version):
+                self._require_defaults(encoded, written)
             return self._packing.decode(encoded, written)
         except UNDECODABLE as error:
             if same or not (_by_avro(written) or isinstance(error, msgspec.ValidationError)):
@@ -267,6 +291,20 @@ class StateType(Generic[S]):
                 ) from error
         return _encode(list(map(msgspec.Raw, found)))
 
+    def _require_defaults(self, encoded: bytes | memoryview, written: Any) -> None:
+        states = _raw.decode(encoded)
+        kept = [paths for each in states if (paths := self.changed(memoryview(each), written))]
+        if kept:
+            raise self.would_drop({path for paths in kept for path in paths}, f"{len(kept)} of some {len(states)} keys")
+
+    def would_drop(self, paths: Iterable[str], keys: str) -> StateIncompatible:
+        """The error for fields at *paths* whose values in so many *keys*, in words, are not their defaults."""
+        return StateIncompatible(
+            f"The checkpoint's state of operator {self.operator!r} has fields that {self.name} does not have: "
+            f"{', '.join(sorted(paths))}. In {keys} they do not have their defaults, and would be lost. Run the code "
+            f"that wrote them; or give them up by --allow-dropped-fields; or raise state_version, with a migration."
+        )
+
     def _require_known(self, version: int) -> None:
         if version > self.version:
             raise StateIncompatible(
@@ -277,7 +315,8 @@ class StateType(Generic[S]):
     def require_readable(self, written: Any, version: int | None = None) -> None:
         """Raise `StateIncompatible` if states of schema *written* cannot be read, or a field would be dropped silently.
 
-        States of an older *version* may lose fields: that is what the new version says.
+        States of an older *version* may lose fields: that is what the new version says. `dropped` names others that may
+        go; whether they have their defaults `decode` judges.
         """
         version = self.version if version is None else version
         self._require_known(version)
@@ -286,10 +325,14 @@ class StateType(Generic[S]):
             if not steps and (unresolved := _unresolved(written, self.schema)):
                 raise self._incompatible(written, "; ".join(unresolved))
             return
-        if version == self.version and (gone := lost(written, self.schema, self.name)):
+        if version == self.version and (gone := lost(written, self.schema, self.name, self._may_go)):
             raise self._incompatible(written, f"{', '.join(gone)} would be lost")
         if not steps and (missing := unfit(written, self.schema, self.name)):
             raise self._incompatible(written, "; ".join(missing))
+
+    def _may_go(self, field: Any) -> bool:
+        """Whether a field of this schema may be dropped, if it has its default."""
+        return self.drops_fields or has_default(field)
 
     def has_keys(self, written: Any) -> bool:
         """Whether the operator has keys of schema *written* yet, as far as that is known of both."""

@@ -1,7 +1,4 @@
-"""The common part of all tests: which are left out, the files of the repository, the image of the container tests.
-
-Invariant: what is left out is counted, and said at the end.
-"""
+"""The common part of all tests: their selection, one broker, the repository's files, the image of the containers."""
 
 from __future__ import annotations
 
@@ -10,131 +7,84 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from pathspec import GitIgnoreSpec
+from selection import COLLECTED, Selection, add_options
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
-from exactlyonce.testing.cluster import OwnCluster
+from exactlyonce.engines.bounded.unit import unit
+from exactlyonce.engines.local import worker
+from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
 ROOT = Path(__file__).parents[1]
 Rows = list[dict[str, str]]
-LEFT_OUT = pytest.StashKey[tuple[int, int, int]]()
-"""How many tests that are marked exhaustive, how many of the matrix, and how many that need a Docker engine."""
 THREADS = pytest.StashKey[int]()
 """How many this process had when it was last rid of clients."""
-COLLECTED = pytest.StashKey[list[pytest.Item]]()
-"""Every test that was collected, also what is left out."""
-LEFT_OUT_KEY = "left_out"
-LONG = {"slow": 10, "broker": 1}
-"""What a mark says of how long a test takes, about."""
 THREADS_LEFT_MAX = 40
-"""More of them than there were before are clients that nobody has any more, but for a cycle of references."""
+"""More of them than there were before are clients that only a cycle of references keeps."""
 EXAMPLES, EXAMPLES_OF_A_SAMPLE = 100, 30
 """How many hypothesis draws for a test that does not say it."""
-ALONE = {f"tests/simulation/test_{part}.py" for part in ("simulation", "mutants", "growth")}
-"""Files whose tests go to whichever process is free."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--sample", action="store_true", help="of tests that are marked exhaustive run those that their mark names"
-    )
-    parser.addoption("--matrix", action="store_true", help="run the crash matrix of the stores, too: it takes an hour")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is to be left out, and begin with the longest: no process is to end long after the others.
-
-    Where no Docker engine runs its tests are skipped, but never in CI: there .ci/run starts one.
-    """
-    config.stash[COLLECTED] = list(items)
-    beyond = [item for item in items if _is_beyond_the_sample(item)]
-    matrix = [] if config.getoption("--matrix") else [item for item in beyond if _is_of_the_matrix(item)]
-    sampled = [item for item in beyond if item not in matrix] if config.getoption("--sample") else []
-    left_out = {*matrix, *sampled}
-    items[:] = _longest_first([item for item in items if item not in left_out])
-    config.hook.pytest_deselected(items=[*matrix, *sampled])
-    without_docker = [item for item in items if item.get_closest_marker("docker")]
-    if without_docker and (os.environ.get("CI") == "true" or _docker_answers()):
-        without_docker = []
-    for item in without_docker:
-        item.add_marker(pytest.mark.skip(reason="no Docker engine runs"))
-    config.stash[LEFT_OUT] = (len(sampled), len(matrix), len(without_docker))
-
-
-def _longest_first(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Files in which the most is marked as long come first, and before them those that share a Spark session."""
-    marked: Counter[str] = Counter()
-    for item in items:
-        marked[_file(item)] += sum(LONG[mark.name] for mark in item.iter_markers() if mark.name in LONG)
-    order = {file: (not is_on_spark(file), -marks) for file, marks in marked.items()}
-    return sorted(items, key=lambda item: order[_file(item)])
-
-
-def _file(item: pytest.Item) -> str:
-    return item.nodeid.split("::")[0]
-
-
-def _is_beyond_the_sample(item: pytest.Item) -> bool:
-    """Whether `make test` leaves it out."""
-    marker = item.get_closest_marker("exhaustive")
-    return marker is not None and _case(item) not in marker.kwargs.get("but", ())
-
-
-def _case(item: pytest.Item) -> str | None:
-    return str(item.callspec.id) if hasattr(item, "callspec") else None
-
-
-def _is_of_the_matrix(item: pytest.Item) -> bool:
-    """Whether only `make test-matrix` runs it."""
-    marker = item.get_closest_marker("exhaustive")
-    if marker is None or not marker.kwargs.get("matrix"):
-        return False
-    return _case(item) not in marker.kwargs.get("in_all", ())
-
-
-@cache
-def is_on_spark(nodeid: str) -> bool:
-    """Whether a test of its file takes the fixture `spark`."""
-    file = ROOT / nodeid.split("::")[0]
-    return file.parent.name == "spark" and re.search(r"[( ]spark: (Any|SparkSession)", file.read_text()) is not None
-
-
-class WorkersOfXdist:
-    """Which tests go into one process; and only its worker processes collect: they tell the one that sums up."""
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """Those of a file, and those of all files that share a Spark session, which takes twenty seconds to come up;
-        simulations share nothing."""
-        from xdist.scheduler import LoadFileScheduling
-
-        class BySession(LoadFileScheduling):  # type: ignore[misc]  # it ships no types
-            def _split_scope(self, nodeid: str) -> str:
-                if nodeid.split("::")[0] in ALONE:
-                    return nodeid
-                return "spark" if is_on_spark(nodeid) else str(super()._split_scope(nodeid))
-
-        return BySession(config, log) if config.getoption("dist") == "loadfile" else None
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        if LEFT_OUT_KEY in getattr(node, "workeroutput", {}):
-            node.config.stash[LEFT_OUT] = tuple(node.workeroutput[LEFT_OUT_KEY])
+    add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(WorkersOfXdist())
+    config.pluginmanager.register(Selection(config))
+    config.pluginmanager.register(OneBroker())
     examples = EXAMPLES_OF_A_SAMPLE if config.getoption("--sample") else EXAMPLES
-    settings.register_profile("of any machine", deadline=None, max_examples=examples)  # 200 ms are not long everywhere
+    settings.register_profile(
+        "of any machine", max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("of any machine")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_collection_of_all_tests() -> Iterator[None]:
+    """A run or a unit in this process does not begin with a walk over all that collecting the tests has made."""
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(unit, "collecting_rarely", nullcontext)
+        patch.setattr(worker, "collecting_rarely", nullcontext)
+        yield
+
+
+class OneBroker:
+    """The embedded broker of all worker processes of xdist: one warm Java machine in place of four."""
+
+    _folder: TemporaryDirectory[str] | None = None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        if node.config.getoption("--kafka") == "container" or os.environ.get("EXACTLYONCE_BOOTSTRAP_SERVERS"):
+            return
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="kafka-of-tests-")
+            self._broker = EmbeddedBroker(Path(self._folder.name), port=0, lifetime="process")
+            self._broker.start()
+        node.workerinput["kafka"] = self._broker.status().bootstrap_servers
+
+    def pytest_unconfigure(self) -> None:
+        if self._folder is not None:
+            self._broker.kill()
+            self._folder.cleanup()
+
+
+@pytest.fixture(scope="session")
+def kafka(request: pytest.FixtureRequest) -> KafkaCluster:
+    """The cluster of all worker processes where there are several, else that of the plugin."""
+    servers = getattr(request.config, "workerinput", {}).get("kafka")
+    cluster: KafkaCluster = KafkaCluster(servers) if servers else request.getfixturevalue("kafka")
+    return cluster
 
 
 @pytest.hookimpl(trylast=True)
@@ -148,22 +98,6 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     if len(os.listdir(threads)) > before + THREADS_LEFT_MAX:
         gc.collect()
         item.config.stash[THREADS] = len(os.listdir(threads))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput[LEFT_OUT_KEY] = session.config.stash.get(LEFT_OUT, (0, 0, 0))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    beyond, matrix, without_docker = config.stash.get(LEFT_OUT, (0, 0, 0))
-    counted = {
-        "exhaustive: make test-all runs them": beyond,
-        "exhaustive(matrix=True): make test-matrix runs them": matrix,
-        "docker: no Docker engine runs, .ci/run starts one": without_docker,
-    }
-    said = "; ".join(f"{count} tests marked {what}" for what, count in counted.items() if count)
-    terminalreporter.write_line(f"left out: {said or 'nothing'}")
 
 
 @pytest.fixture(scope="session")
@@ -225,22 +159,20 @@ def stoppable(_second_broker: list[EmbeddedBroker]) -> OwnCluster:
 
 
 @pytest.fixture(scope="session")
-def kafka_image() -> str:
-    """The image of docker/kafka, freshly made from this tree."""
-    tag = "exactlyonce-kafka:tests"
-    made = subprocess.run(
-        [sys.executable, ROOT / "docker" / "build.py", "kafka", "--tag", tag], capture_output=True, text=True
-    )
-    assert made.returncode == 0, made.stdout + made.stderr
-    return tag
+def image() -> Callable[[str], str]:
+    """`image("postgres")`: the image of that server, freshly made from this tree."""
+
+    def made(server: str) -> str:
+        tag = f"exactlyonce-{server}:tests"
+        command = [sys.executable, str(ROOT / "docker" / "build.py"), server, "--tag", tag]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return tag
+
+    return made
 
 
-def _docker_answers() -> bool:
-    from docker.client import DockerClient
-    from docker.errors import DockerException
-
-    try:
-        DockerClient.from_env().ping()
-    except DockerException:
-        return False
-    return True
+@pytest.fixture(scope="session")
+def kafka_image(image: Callable[[str], str]) -> str:
+    """What the plugin's fixtures start in a container."""
+    return image("kafka")

@@ -9,14 +9,17 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from exactlyonce import Pipeline
+from exactlyonce.cli.arguments import Parser
 from exactlyonce.cli.main import parser
 from exactlyonce.engines.configuration import options_from, read_file
+from exactlyonce.engines.local.run import run
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
 from exactlyonce.testing.cluster import KafkaCluster
 
@@ -44,23 +47,17 @@ def fences(page: Path) -> list[Fence]:
 
 
 def blocks(kind: str) -> list[Any]:
-    """Every block of a kind, as the parameter of a test."""
     return [pytest.param(page, f, id=f"{page}:{f.first}") for page in PAGES for f in fences(page) if f.kind == kind]
 
 
 def executed(page: Path, fence: Fence) -> tuple[dict[str, Any], str]:
     """The names that a block defines, given those of the page's first block, and what it printed."""
-    prelude: dict[str, Any] = {"__name__": "page"}
+    names: dict[str, Any] = {"__name__": "page"}
     first = next(each for each in fences(page) if each.kind == "python")
-    run(first, prelude)
-    names, printed = dict(prelude), io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        run(fence, names)
+    for block in (first, fence):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(block.text, "pipeline.py", "exec", dont_inherit=True), names)
     return names, printed.getvalue()
-
-
-def run(fence: Fence, names: dict[str, Any]) -> None:
-    exec(compile(fence.text, "pipeline.py", "exec", dont_inherit=True), names)
 
 
 def result_of(page: Path, fence: Fence) -> str | None:
@@ -72,7 +69,6 @@ def result_of(page: Path, fence: Fence) -> str | None:
 
 @pytest.mark.parametrize(("page", "fence"), blocks("python"))
 def test_code_runs_and_its_pipelines_can_be_built(page: Path, fence: Fence) -> None:
-    """A block runs by itself, given the page's first one; it prints what the page says; its pipelines are right."""
     names, printed = executed(page, fence)
     if printed:
         assert printed == result_of(page, fence)
@@ -92,7 +88,6 @@ def graphs(names: dict[str, Any], fence: Fence) -> Iterator[LogicalGraph]:
 
 @pytest.mark.parametrize(("page", "fence"), blocks("toml"))
 def test_settings_files_are_right(page: Path, fence: Fence, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block of TOML is a file of settings that a run accepts."""
     monkeypatch.setenv("EXACTLYONCE_BOOTSTRAP_SERVERS", "127.0.0.1:9092")
     path = tmp_path / "settings.toml"
     path.write_text(fence.text)
@@ -102,14 +97,13 @@ def test_settings_files_are_right(page: Path, fence: Fence, tmp_path: Path, monk
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_keyword_arguments_of_run_exist(page: Path) -> None:
-    """What is given to `pipeline.run` on a page are options that it has."""
     for fence in fences(page):
         for call in re.findall(r"\.run\((.*)\)", fence.text if fence.kind == "python" else ""):
-            options_from(eval(f"dict({call})"))
+            given, own = eval(f"dict({call})"), inspect.signature(run).parameters
+            options_from({name: value for name, value in given.items() if name not in own})
 
 
 def commands(page: Path) -> Iterator[str]:
-    """Every command line of a page that begins with exactlyonce: in shell blocks, and in code within sentences."""
     for fence in fences(page):
         if fence.kind == "sh":
             joined = fence.text.replace("\\\n", " ")
@@ -120,13 +114,17 @@ def commands(page: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_command_lines_parse(page: Path) -> None:
-    """The real parser takes every command line of the page."""
     assert [line for line in commands(page) if not parses(line)] == []
+
+
+@cache
+def command_line() -> Parser:
+    return parser()
 
 
 def parses(line: str) -> bool:
     try:
-        parser().parse_args(shlex.split(line)[1:])
+        command_line().parse_args(shlex.split(line)[1:])
     except SystemExit as end:
         return not end.code
     return True
@@ -134,7 +132,6 @@ def parses(line: str) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_targets_of_make_exist(page: Path) -> None:
-    """The Makefile has every target that the page names."""
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make ([\w-]+)|`make ([\w-]+)`", (ROOT / page).read_text(), re.MULTILINE):
         assert re.search(rf"^{''.join(target)}:", makefile, re.MULTILINE), target
@@ -145,7 +142,6 @@ def test_targets_of_make_exist(page: Path) -> None:
 
 @pytest.fixture(scope="module")
 def documented_input() -> list[str]:
-    """The four orders of the page."""
     return next(fence.text for fence in fences(PIPELINES) if fence.kind == "json").splitlines()
 
 
@@ -155,7 +151,6 @@ def documented_input() -> list[str]:
 def test_pipelines_write_what_the_page_says(
     own_broker: Callable[..., KafkaCluster], documented_input: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each pipeline of the page, run on the page's input, writes the values that stand below it, in their order."""
     kafka = own_broker()
     kafka.create_topic("orders")
     kafka.produce("orders", [(json.loads(order)["customer"], order) for order in documented_input])
@@ -191,7 +186,6 @@ def written(kafka: KafkaCluster, pipeline: Pipeline, capfd: pytest.CaptureFixtur
 
 
 def sources(graph: LogicalGraph, node: Node) -> set[str]:
-    """The sources, and loops, that *node* reads from."""
     return {each.id for each in (*graph.sources, *graph.loops) if each.id in graph.above(node.id)}
 
 

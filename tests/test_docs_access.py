@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,14 +25,20 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs h
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.doctor.examination import examine, traces_of
-from exactlyonce.connectors.embedded.broker import EmbeddedBroker, free_port
+from exactlyonce.connectors.embedded.broker import HOST, EmbeddedBroker, free_port
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
 
-LOGIN = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_totals="secret";'
+USERS = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_totals="secret";'
+LOGIN = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": "totals",
+    "sasl.password": "secret",
+}
 MODULE = """\
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
@@ -44,6 +53,8 @@ def make(name: str) -> Pipeline:
 
 Right = tuple[str, str, str]
 """Resource, name, operation."""
+Rights = Callable[[str], list[Right]]
+"""Those of a pipeline."""
 
 
 class GuardedKafka(NamedTuple):
@@ -54,31 +65,33 @@ class GuardedKafka(NamedTuple):
     """The address to log in at."""
 
     def grant(self, rights: list[Right]) -> None:
-        """Allow exactly these."""
-        admin = self.cluster.admin()
+        """Allow exactly these; the controller answers before the broker knows of it."""
+        admin, bindings = self.cluster.admin(), [binding(*right) for right in rights]
         anything: Any = (None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY)
-        for done in admin.delete_acls([AclBindingFilter(ResourceType.ANY, *anything)]).values():
-            done.result(LIMIT_S)
-        for done in admin.create_acls([binding(*right) for right in rights]).values():
-            done.result(LIMIT_S)
+        everything = AclBindingFilter(ResourceType.ANY, *anything)
+        for change in (lambda: admin.delete_acls([everything]), lambda: admin.create_acls(bindings)):
+            for done in change().values():
+                done.result(LIMIT_S)
+        deadline = time.monotonic() + LIMIT_S
+        while set(admin.describe_acls(everything).result(LIMIT_S)) != set(bindings):
+            assert time.monotonic() < deadline, "the broker does not know the rights"
 
     def command(self, folder: Path, *arguments: str) -> bool:
-        """Whether a command of the user's ends well."""
-        login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
-        login |= {"sasl.username": "totals", "sasl.password": "secret"}
-        options = [word for name, value in login.items() for word in ("--kafka", f"{name}={value}")]
+        options = [word for name, value in LOGIN.items() for word in ("--kafka", f"{name}={value}")]
         command = [sys.executable, "-m", "exactlyonce.cli.main", *arguments, "--bootstrap-servers", self.guarded]
         return subprocess.run([*command, *options], cwd=folder, capture_output=True, timeout=LIMIT_S).returncode == 0
 
+    def runs(self, folder: Path, pipeline: str) -> bool:
+        to_its_end = ("--until", "latest", "--restart", "none", "--inline")
+        return self.command(folder, "run", "guarded:make", "--param", f"name={pipeline}", *to_its_end)
+
     def published(self, group: str) -> list[int]:
-        """The offsets of a group."""
         admin = self.cluster.admin()
         answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(LIMIT_S)
         return [each.offset for each in answer.topic_partitions]
 
 
 def binding(resource: str, name: str, operation: str) -> AclBinding:
-    """A right, as the admin client has it."""
     kinds = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP, "cluster": ResourceType.BROKER}
     kind = kinds.get(resource, ResourceType.TRANSACTIONAL_ID)
     pattern = ResourcePatternType.PREFIXED if resource.endswith("prefixed") else ResourcePatternType.LITERAL
@@ -87,21 +100,33 @@ def binding(resource: str, name: str, operation: str) -> AclBinding:
     return AclBinding(kind, name or "kafka-cluster", pattern, "User:totals", "*", *allowed)
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on; each is held until all are found."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.create_server((HOST, free_port()))) for _ in range(count)]
+        return [taken.getsockname()[1] for taken in sockets]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pipeline")
+    (path / "guarded.py").write_text(MODULE)
+    return path
+
+
 @pytest.fixture(scope="module")
 def guarded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedKafka]:
     """Its input topic has ten records."""
-    ports = dict.fromkeys(("PLAINTEXT", "CONTROLLER", "SASL"), 0)
-    for name in ports:
-        ports[name] = max([free_port(), *(port + 1 for port in ports.values())])
-    listeners = {name: f"{name}://127.0.0.1:{port}" for name, port in ports.items()}
+    ports = dict(zip(("PLAINTEXT", "CONTROLLER", "SASL"), free_ports(3), strict=True))
+    listeners = {name: f"{name}://{HOST}:{port}" for name, port in ports.items()}
     settings = {
         "listeners": ",".join(listeners.values()),
         "advertised.listeners": f"{listeners['PLAINTEXT']},{listeners['SASL']}",
-        "controller.quorum.voters": f"1@127.0.0.1:{ports['CONTROLLER']}",
+        "controller.quorum.voters": f"1@{HOST}:{ports['CONTROLLER']}",
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
         "inter.broker.listener.name": "PLAINTEXT",
         "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl.plain.sasl.jaas.config": LOGIN,
+        "listener.name.sasl.plain.sasl.jaas.config": USERS,
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
     }
@@ -110,14 +135,12 @@ def guarded_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedK
     cluster = KafkaCluster(broker.bootstrap_servers)
     cluster.create_topic("numbers")
     cluster.produce("numbers", [str(number) for number in range(10)])
-    yield GuardedKafka(cluster, f"127.0.0.1:{ports['SASL']}")
+    yield GuardedKafka(cluster, f"{HOST}:{ports['SASL']}")
     broker.kill()
 
 
 @pytest.fixture
-def documented(table: Callable[..., list[dict[str, str]]]) -> Callable[[str], list[Right]]:
-    """Every right of the page, for a pipeline from `numbers` to a topic that is missing."""
-
+def documented(table: Callable[..., list[dict[str, str]]]) -> Rights:
     def rights(pipeline: str) -> list[Right]:
         output = f"{pipeline}-out"
         names = {"each input": "numbers", "each output": output, "each output that is missing": output}
@@ -130,58 +153,34 @@ def documented(table: Callable[..., list[dict[str, str]]]) -> Callable[[str], li
     return rights
 
 
-def judges(kafka: GuardedKafka, folder: Path, pipeline: str) -> bool:
-    """Whether an audit of the pipeline and a replay of its checkpoint end well."""
-    of_this = ("guarded:make", "--param", f"name={pipeline}", "--in-process")
-    return all(
-        kafka.command(folder, *each) for each in (("audit", *of_this), ("replay", *of_this, "--checkpoint", "1"))
+def works(kafka: GuardedKafka, folder: Path, pipeline: str) -> bool:
+    return (
+        all(kafka.runs(folder, pipeline) for _ in ("a first one", "another"))
+        and kafka.command(folder, "checkpoints", pipeline)
+        and kafka.published(pipeline) == [10]
+        and kafka.command(folder, "reset", pipeline, "--yes", "--force")
     )
 
 
-def works(kafka: GuardedKafka, folder: Path, pipeline: str) -> bool:
-    """Whether a first run, another one, its published offsets, a look at its checkpoints and a reset are all right."""
-    run = ("run", "guarded:make", "--param", f"name={pipeline}", "--until", "latest", "--restart", "none")
-    if not all(kafka.command(folder, *command) for command in (run, run, ("checkpoints", pipeline))):
-        return False
-    return kafka.published(pipeline) == [10] and kafka.command(folder, "reset", pipeline, "--yes", "--force")
-
-
-@pytest.mark.exhaustive
-def test_the_documented_rights_are_enough(
-    guarded_kafka: GuardedKafka, documented: Callable[[str], list[Right]], tmp_path: Path
-) -> None:
-    """With the rights of the page everything works."""
-    (tmp_path / "guarded.py").write_text(MODULE)
+def test_the_documented_rights_are_enough(guarded_kafka: GuardedKafka, documented: Rights, folder: Path) -> None:
     guarded_kafka.grant(documented("all"))
-    assert works(guarded_kafka, tmp_path, "all")
+    assert works(guarded_kafka, folder, "all")
 
 
-@pytest.mark.exhaustive
-def test_none_of_the_documented_rights_is_idle(
-    guarded_kafka: GuardedKafka, documented: Callable[[str], list[Right]], tmp_path: Path
-) -> None:
-    """With one of the rights of the page missing something does not work."""
-    (tmp_path / "guarded.py").write_text(MODULE)
-    idle = []
-    for number, (resource, _, operation) in enumerate(documented("")):
+def test_none_of_the_documented_rights_is_idle(guarded_kafka: GuardedKafka, documented: Rights, folder: Path) -> None:
+    for number, right in enumerate(documented("")):
         pipeline = f"without-{number}"
         rights = documented(pipeline)
         guarded_kafka.grant(rights[:number] + rights[number + 1 :])
-        if works(guarded_kafka, tmp_path, pipeline):
-            idle.append((resource, operation))
-    assert idle == []
+        assert not works(guarded_kafka, folder, pipeline), right
 
 
-@pytest.mark.exhaustive
 def test_the_doctor_names_a_right_that_is_missing(
-    guarded_kafka: GuardedKafka, documented: Callable[[str], list[Right]], tmp_path: Path
+    guarded_kafka: GuardedKafka, documented: Rights, folder: Path
 ) -> None:
-    """With the rights of the page the doctor finds nothing; with one of them missing, but for those that only a first
-    run or a reset needs, it finds that one, by its resource and name."""
-    (tmp_path / "guarded.py").write_text(MODULE)
     rights = documented("examined")
     guarded_kafka.grant(rights)
-    assert guarded_kafka.command(tmp_path, "run", "guarded:make", "--param", "name=examined", "--until", "latest")
+    assert guarded_kafka.runs(folder, "examined")
     assert lacked(guarded_kafka, "examined") == []
     for missing in rights:
         if missing[2] not in ("Create", "Delete"):
@@ -192,24 +191,18 @@ def test_the_doctor_names_a_right_that_is_missing(
 
 
 def lacked(kafka: GuardedKafka, pipeline: str) -> list[str]:
-    """What the doctor finds about rights, as the user that is guarded against."""
-    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
-    login |= {"sasl.username": "totals", "sasl.password": "secret", "bootstrap.servers": kafka.guarded}
-    config, settings = ClientConfig(login), CheckpointSettings()
-    now_ms = SystemClock().now_ms()
-    traces = traces_of(config, pipeline, None)
-    _, found = examine(config, traces, None, settings, now_ms=now_ms, older_than_ms=0, deep=False)
+    config = ClientConfig({**LOGIN, "bootstrap.servers": kafka.guarded})
+    traces, now_ms = traces_of(config, pipeline, None), SystemClock().now_ms()
+    _, found = examine(config, traces, None, CheckpointSettings(), now_ms=now_ms, older_than_ms=0, deep=False)
     return [each.what for each in found.diagnoses if each.about == "rights"]
 
 
-@pytest.mark.exhaustive
-def test_reading_is_enough_to_judge(
-    guarded_kafka: GuardedKafka, documented: Callable[[str], list[Right]], tmp_path: Path
-) -> None:
+def test_reading_is_enough_to_judge(guarded_kafka: GuardedKafka, documented: Rights, folder: Path) -> None:
     """Audit and replay need no other right of the page than each Read."""
-    (tmp_path / "guarded.py").write_text(MODULE)
     rights = documented("judged")
     guarded_kafka.grant(rights)
-    assert guarded_kafka.command(tmp_path, "run", "guarded:make", "--param", "name=judged", "--until", "latest")
+    assert guarded_kafka.runs(folder, "judged")
     guarded_kafka.grant([each for each in rights if each[2] == "Read"])
-    assert judges(guarded_kafka, tmp_path, "judged")
+    pipeline = ("guarded:make", "--param", "name=judged", "--in-process")
+    assert guarded_kafka.command(folder, "audit", *pipeline)
+    assert guarded_kafka.command(folder, "replay", *pipeline, "--checkpoint", "1")

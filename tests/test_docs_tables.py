@@ -33,81 +33,69 @@ from exactlyonce.sinks.kafka.transaction_pool import SLOT_TRANSITIONS
 
 Table = Callable[..., list[dict[str, str]]]
 
+ROOT = Path(__file__).parents[1]
 SETTINGS = "docs/settings.md"
 OPTIONS = (SETTINGS, "command line", "in the file", "default", "what it does, and what it costs")
 RESTARTS = (SETTINGS, "`[restart] strategy`", "options and their defaults", "what it does")
-TIMEOUTS = (
-    SETTINGS, "`tolerable_failed`", "`interval`", "`timeout`", "`restart_budget`", "a transaction needs"
-)  # fmt: skip
+TIMEOUTS = (SETTINGS, "`tolerable_failed`", "`interval`", "`timeout`", "`restart_budget`", "a transaction needs")
 
 
 def code(cell: str) -> list[str]:
-    """What stands in backticks."""
     return re.findall(r"`([^`]+)`", cell)
 
 
+def sentence(pattern: str) -> str:
+    match = re.search(pattern, (ROOT / SETTINGS).read_text(), re.DOTALL | re.MULTILINE)
+    assert match, pattern
+    return match[1]
+
+
 def run_options() -> set[str]:
-    """The long options of `exactlyonce run`."""
     commands = next(action for action in parser()._actions if isinstance(action.choices, dict))
     running = dict(commands.choices or {})["run"]
     return {name for action in running._actions for name in action.option_strings if name.startswith("--")}
 
 
 def test_every_setting_is_documented(table: Table) -> None:
-    """The tables have every option of `run` and every key of a file, and no other."""
     rows = table(*OPTIONS)
     named = {name for row in rows for name in code(row["command line"])}
     assert named | {"--restart", "--help"} == run_options()
+    sections = {"run": (*_RUN, *_SAVEPOINT), "checkpoint": (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS), "state": _STATE}
+    expected = {f"[{section}] {name}" for section, names in sections.items() for name in names}
     keys = {code(row["in the file"])[0] for row in rows if row["in the file"]}
-    expected = {f"[run] {name}" for name in (*_RUN, *_SAVEPOINT)} | {
-        f"[checkpoint] {name}" for name in (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS)
-    }
-    expected |= {f"[state] {name}" for name in _STATE}
     assert keys == expected | {"[kafka]", "[kafka] bootstrap.servers"}
 
 
 def test_every_option_has_its_name_in_flink_or_none(table: Table) -> None:
-    """Each option of a run is in the table of Flink's names, or is named as one that has none; an option that does not
-    exist is in neither."""
     rows = table(SETTINGS, "here", "in Flink 2")
     assert all(code(row["in Flink 2"]) for row in rows)
     told = {name for row in rows for name in code(row["here"])}
-    text = (Path(__file__).parents[1] / SETTINGS).read_text()
-    without = re.search(r"^These have no equal there: (.*?)\n\n", text, re.DOTALL | re.MULTILINE)
-    assert without
-    missing = {name for name in code(without[1]) if name.startswith("--")}
+    missing = {name for name in code(sentence(r"^These have no equal there: (.*?)\n\n")) if name.startswith("--")}
     assert not told & missing
     named = {name for name in told if name.startswith("--")} | missing
     assert named | {"--help", "--no-incremental"} == run_options()
 
 
 def test_the_defaults_are_those_of_the_code(table: Table) -> None:
-    """Durations and counts of the tables are what an empty file gives."""
     options = options_from({"bootstrap_servers": "127.0.0.1:9092"})
-    for row in table(*OPTIONS):
-        section, _, name = [*code(row["in the file"]), ""][0].partition(" ")
-        if section == "[checkpoint]" and name in _DURATIONS and name != "transaction_timeout":
-            assert getattr(options.checkpoint, f"{name}_ms") == duration_ms(row["default"]), name
-        elif section == "[checkpoint]" and name in _FLAGS:
-            assert getattr(options.checkpoint, name) == {"off": False, "on": True}[row["default"]], name
-        elif section == "[checkpoint]" and name in _COUNTS:
-            assert getattr(options.checkpoint, name) == int(row["default"]), name
-        elif name == "storage":
-            assert (options.checkpoint.storage, row["default"]) == (TOPIC, "the topic")
-        elif section == "[checkpoint]" and name in _WORDS:
-            assert getattr(options.checkpoint, name) == row["default"].strip("`"), name
-        elif section == "[state]" and name == "memory":
-            assert options.state.memory_bytes == byte_count(row["default"]), name
-        elif section == "[state]" and name == "backend":
-            assert options.state.backend == row["default"].strip("`"), name
-        elif name in _SAVEPOINT:
-            assert (options.restoration, row["default"]) == (None, {"allow_dropped_state": "off"}.get(name, "none"))
-        elif section == "[run]":
-            assert str(getattr(options, name)) == row["default"].strip("`"), name
+    told = {code(row["in the file"])[0]: row["default"].strip("`") for row in table(*OPTIONS) if row["in the file"]}
+    reads: dict[str, Callable[[str], object]] = {
+        **{f"{name}_ms": duration_ms for name in _DURATIONS if name != "transaction_timeout"},
+        **dict.fromkeys(_FLAGS, {"off": False, "on": True}.__getitem__),
+        **dict.fromkeys(_COUNTS, int),
+        **{name: str for name in _WORDS if name != "storage"},
+    }
+    for name, read in reads.items():
+        assert getattr(options.checkpoint, name) == read(told[f"[checkpoint] {name.removesuffix('_ms')}"]), name
+    assert {name: str(getattr(options, name)) for name in _RUN} == {name: told[f"[run] {name}"] for name in _RUN}
+    assert (options.checkpoint.storage, told["[checkpoint] storage"]) == (TOPIC, "the topic")
+    assert options.state.backend == told["[state] backend"]
+    assert options.state.memory_bytes == byte_count(told["[state] memory"])
+    assert options.restoration is None
+    assert [told[f"[run] {name}"] for name in _SAVEPOINT] == ["none", "none", "off"]
 
 
 def test_the_transaction_timeouts_are_as_calculated(table: Table) -> None:
-    """Every line of the example holds, and those that are said to be refused are."""
     for row in table(*TIMEOUTS):
         tolerable, *durations = list(row.values())[:4]
         interval_ms, timeout_ms, budget_ms = map(duration_ms, durations)
@@ -120,7 +108,6 @@ def test_the_transaction_timeouts_are_as_calculated(table: Table) -> None:
 
 
 def test_the_restart_strategies_are_those_of_the_code(table: Table) -> None:
-    """Their names, their options, their defaults."""
     documented = {code(row["`[restart] strategy`"])[0]: row for row in table(*RESTARTS)}
     assert documented.keys() == STRATEGIES.keys()
     for name, row in documented.items():
@@ -133,11 +120,7 @@ def test_the_restart_strategies_are_those_of_the_code(table: Table) -> None:
 
 
 def test_the_settings_of_kafka_are_those_of_the_code(table: Table) -> None:
-    """The page lists every setting that is ours, every protocol and mechanism, and every security setting."""
-    text = (Path(__file__).parents[1] / SETTINGS).read_text()
-    owned = re.search(r"giving one is an error: (.*?)\. The\n", text, re.DOTALL)
-    assert owned
-    assert set(code(owned[1])) == OWNED
+    assert set(code(sentence(r"giving one is an error: (.*?)\. The\n"))) == OWNED
     rows = {name: row["values"] for row in table(SETTINGS, "setting", "values") for name in code(row["setting"])}
     assert rows.keys() == _SECURITY_KNOWN
     assert set(code(rows["security.protocol"])) == set(PROTOCOLS)
@@ -154,16 +137,13 @@ def test_the_exit_codes_are_those_of_the_code(table: Table) -> None:
 
 
 def moves(diagram: str) -> set[tuple[str, str]]:
-    """The pairs of states that its arrows join."""
     lines = re.findall(r"(?:\w+ (?:->|\|) )+\w+", diagram)
     chains = [[step.split(" | ") for step in line.split(" -> ")] for line in lines]
     return {(a, b) for chain in chains for before, after in pairwise(chain) for a in before for b in after}
 
 
 def test_the_diagrams_of_states_are_those_of_the_code() -> None:
-    """Every move of a job, a checkpoint and a slot that a table allows is drawn, and no other."""
-    page = (Path(__file__).parents[1] / "ARCHITECTURE.md").read_text()
-    fence = page.partition("## States")[2].split("```")[1]
+    fence = (ROOT / "ARCHITECTURE.md").read_text().partition("## States")[2].split("```")[1]
     drawn = {name: moves(diagram) for name, diagram in re.findall(r"^(\w+) (.*?)(?=^\w|\Z)", fence, re.DOTALL | re.M)}
     job = {(a.value, b.value) for a, after in JOB_TRANSITIONS.items() for b in after}
     checkpoint = {(a.value, b.value) for a, after in CHECKPOINT_TRANSITIONS.items() for b in after}
@@ -172,7 +152,6 @@ def test_the_diagrams_of_states_are_those_of_the_code() -> None:
 
 
 def test_the_deliveries_are_those_of_the_code(table: Table) -> None:
-    """The page on delivery has a row, and a column of what a reader sees, for each."""
     page = "docs/delivery.md"
     rows = table(page, "`delivery`", "what it does", "choose it when")
     assert [code(row["`delivery`"]) for row in rows] == [[each] for each in get_args(Delivery)]

@@ -18,19 +18,16 @@ NAMES = sorted(SCRIPT["PICTURES"])
 
 
 def test_every_picture_is_drawn() -> None:
-    """No picture lies there that the script does not draw."""
     assert sorted(path.name for path in PICTURES.glob("*.svg")) == NAMES
 
 
 def test_the_pictures_have_what_the_code_has() -> None:
-    """Every state of a slot is drawn; what a manifest is shown to hold are fields of it."""
     assert set(SCRIPT["SLOT_WORDS"]) == set(SlotState)
     assert set(SCRIPT["KEPT"]) <= set(Manifest.__struct_fields__)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_checked_in_is_what_is_drawn(name: str) -> None:
-    """The file is what `python docs/pictures/draw.py` writes: well-formed, with a title, each colour light and dark."""
     drawn = SCRIPT["PICTURES"][name]()
     assert (PICTURES / name).read_text() == drawn, "run: python docs/pictures/draw.py"
     assert ElementTree.fromstring(drawn).findtext("{http://www.w3.org/2000/svg}title")

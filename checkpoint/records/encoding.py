@@ -69,6 +69,12 @@ def _with(record: dict[str, Any], **added: bool | int | str) -> dict[str, Any]:
     return {**record, "fields": [*record["fields"], *fields]}
 
 
+def _with_longs(record: dict[str, Any], **added: int) -> dict[str, Any]:
+    """The same with integers of 64 bits."""
+    fields = [{"name": name, "type": "long", "default": value} for name, value in added.items()]
+    return {**record, "fields": [*record["fields"], *fields]}
+
+
 def _with_arrays(record: dict[str, Any], **items: object) -> dict[str, Any]:
     """The next version of *record*: with arrays that are empty in older ones."""
     fields = [{"name": name, "type": _array(each), "default": []} for name, each in items.items()]
@@ -162,13 +168,17 @@ _MANIFEST_1 = _record(
     sinks=_array(_record("SinkPartitions", sink="string", topic="string", partitions="int")),
 )
 
-_MANIFEST_2 = _with_items(_MANIFEST_1, offsets=_with(_SOURCE_OFFSET_1, leader_epoch=-1))
+_SOURCE_OFFSET_2 = _with(_SOURCE_OFFSET_1, leader_epoch=-1)
+_MANIFEST_2 = _with_items(_MANIFEST_1, offsets=_SOURCE_OFFSET_2)
 _MANIFEST_3 = _with_arrays(_MANIFEST_2, staged=_STORE_COMMITTABLE, ledger=_LEDGER)
 _MANIFEST_4 = _with(_with_arrays(_MANIFEST_3, requests="string", channel_logs=_CHANNEL_LOG_1), storage="", origin="")
 _MANIFEST_5 = _with_items(_MANIFEST_4, channel_logs=_with(_CHANNEL_LOG_1, indexed=False))
+_SOURCE_OFFSET_3 = _with_arrays(_with_longs(_SOURCE_OFFSET_2, skipped=0), skipped_at="long")
+_RECORD_PLACE = _record("RecordPlace", topic="string", partition="int", offset="long")
+_MANIFEST_6 = _with_arrays(_with_items(_MANIFEST_5, offsets=_SOURCE_OFFSET_3), skips=_RECORD_PLACE)
 
 SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
-    Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5),
+    Manifest: (_MANIFEST_1, _MANIFEST_2, _MANIFEST_3, _MANIFEST_4, _MANIFEST_5, _MANIFEST_6),
     Finalized: (
         _record(
             "Finalized",

@@ -7,6 +7,7 @@ that it is the one that was written. Nothing here does I/O.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -94,6 +95,21 @@ class SourceOffset(msgspec.Struct, frozen=True):
     leader_epoch: int = -1
     """In which the last record below the offset was written, if that was read; -1: unknown. It tells a log that was
     truncated and written again."""
+    skipped: int = 0
+    """How many records below the offset were read and skipped, because they do not decode."""
+    skipped_at: tuple[int, ...] = ()
+    """The offsets of the last few of these, in order."""
+
+
+class RecordPlace(msgspec.Struct, frozen=True):
+    """Where a record of an input lies."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}:{self.offset}"
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True):
@@ -175,6 +191,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Where the blocks are that this names: a URL that `storage_url` has made, or the topic."""
     origin: str = ""
     """The savepoint that this run was told to go on from, and does, here or before; empty: it was told of none."""
+    skips: tuple[RecordPlace, ...] = ()
+    """The records that its interval had to leave out, as the user had asked. Whoever computes it again does so too."""
 
     @property
     def is_savepoint(self) -> bool:
@@ -255,3 +273,27 @@ class Repair(msgspec.Struct, frozen=True):
     replaced: str
     """Transactional id of the committable that was lost."""
     committable: Committable
+
+
+def skips_between(
+    previous: Manifest | None, offsets: Iterable[SourceOffset], asked: Iterable[RecordPlace]
+) -> tuple[RecordPlace, ...]:
+    """Those of the records *asked* for that the interval from *previous* to *offsets* may have met: those that it read,
+    and those that were read before, where some records of these were on their way.
+
+    >>> ends = [SourceOffset("orders", "in", "id", 0, 5)]
+    >>> [place.offset for place in skips_between(None, ends, [RecordPlace("in", 0, each) for each in (4, 5)])]
+    [4]
+    """
+    begins = {} if previous is None else {(each.source, each.partition): each.offset for each in previous.offsets}
+    carried = previous is not None and bool(previous.channel_logs)
+    return tuple(
+        place
+        for place in asked
+        if any(
+            (each.topic, each.partition) == (place.topic, place.partition)
+            and place.offset < each.offset
+            and (carried or begins.get((each.source, each.partition), 0) <= place.offset)
+            for each in offsets
+        )
+    )

@@ -13,7 +13,7 @@ from exactlyonce.pipeline.names import setting
 TOPIC = ""
 """Where blocks lie unless something else is said: in the checkpoint topic itself."""
 SCHEMES = ("file", "hdfs", "s3")
-_FORMS = "file:///folder, hdfs://host:port/folder or s3://bucket/prefix"
+_FORMS = "/folder, hdfs://host:port/folder or s3://bucket/prefix"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(/.*)?\Z", re.DOTALL)
 _BUCKET = re.compile(r"[^:@]*")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:@]*)(:[0-9]+)?")
@@ -41,19 +41,20 @@ def setting_of(storage: str) -> str:
 
 
 def storage_url(text: str, named: str = "The URL of a storage", *, or_else: str = "") -> str:
-    """*text* in its one spelling. ConfigError where it is no URL of a storage: *named* is the option that it came from,
-    which may take something *or_else*.
+    """*text* in its one spelling; an absolute path is a folder of this machine.
 
-    >>> storage_url("file:///mnt/checkpoints/"), storage_url("s3://shop//prod")
+    ConfigError if it is no URL of a storage. *named* is the option that it came from, which may take *or_else*, too.
+
+    >>> storage_url("/mnt/checkpoints/"), storage_url("s3://shop//prod")
     ('file:///mnt/checkpoints', 's3://shop/prod')
     """
 
     def wrong(why: str) -> ConfigError:
         return ConfigError(f"{named}: {why}. Write {_FORMS}{or_else and f'; or {or_else}'}.")
 
-    found = _URL.match(text)
+    found = _URL.match(f"file://{text}" if text.startswith("/") else text)
     if found is None:
-        raise wrong("it is no URL")
+        raise wrong("it is neither a URL nor an absolute path")
     scheme, host, path = found[1].lower(), found[2], found[3] or ""
     if not (_BUCKET if scheme == "s3" else _HOST).fullmatch(host):  # before anything of it is shown
         raise wrong(

@@ -24,9 +24,16 @@ is 1 GB each."""
 _ASKED_FOR = ("debug", "log_level")
 
 
+class WeakProducer(Producer):
+    """A producer that its own callbacks may refer to by `weakref.ref`.
+
+    A callback that holds its producer keeps it alive, with 4 threads and 8 descriptors, until Python's collector comes.
+    """
+
+
 def make_producer(settings: Mapping[str, Any]) -> Producer:
     """A producer with *settings*. `produce` raises BufferError while it holds all that it may."""
-    return Producer({"queue.buffering.max.kbytes": QUEUE_KILOBYTES, **_logged(settings, {"logger": LOGGER})})
+    return WeakProducer({"queue.buffering.max.kbytes": QUEUE_KILOBYTES, **_logged(settings, {"logger": LOGGER})})
 
 
 def make_consumer(settings: Mapping[str, Any]) -> Consumer:

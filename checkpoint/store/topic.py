@@ -26,6 +26,8 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError, require
 
 PARTITIONS, PARTITIONS_MIN = 5, 2
 _VISIBLE_TIMEOUT_S = 60.0
+_SETTLING_S = 3.0
+"""How long brokers may take to learn of a setting that whoever created the topic has just altered."""
 _HOUR_MS = 60 * 60 * 1000
 
 
@@ -166,7 +168,11 @@ def _checked(client: AdminClient, config: Mapping[str, Any], topic: TopicInfo) -
             f"Topic {topic.name} has {topic.partitions} partition; checkpoints need {PARTITIONS_MIN} or more: one for "
             f"decisions, the others for blocks. Delete it and let exactlyonce create it."
         )
-    wrong = settings_at_odds(_settings(client, topic.name), topic.replicas)
+    deadline = time.monotonic() + _SETTLING_S
+    while wrong := settings_at_odds(_settings(client, topic.name), topic.replicas):
+        if {each.setting for each in wrong} != {"min.insync.replicas"} or time.monotonic() > deadline:
+            break
+        client.poll(0.05)
     if wrong:
         details = "; ".join(each.what for each in wrong)
         raise TopicError(

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client
+from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client, loaded
 from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, replaying
 
 if TYPE_CHECKING:
@@ -49,14 +49,13 @@ def audit(args: argparse.Namespace) -> int:
     """Run it; the exit code says how it came out."""
     from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.audit.audit import Audit
-    from exactlyonce.pipeline.loading import load
 
     config = client(args)
-    loaded = load(args.pipeline, dict(args.param))
-    progress = LineOfProgress(loaded.pipeline.name)
+    pipeline = loaded(args)
+    progress = LineOfProgress(pipeline.pipeline.name, json=args.json)
     try:
-        with replaying(args, loaded.pipeline.name, progress.stage) as (submit, staging):
-            work = Audit(loaded, config, submit, staging, progress, ignore_foreign=args.ignore_foreign)
+        with replaying(args, pipeline.pipeline.name, progress.stage) as (submit, staging):
+            work = Audit(pipeline, config, submit, staging, progress, ignore_foreign=args.ignore_foreign)
             report = work.run(args.first, args.last)
     finally:
         progress.close()
@@ -85,6 +84,7 @@ def as_json(report: AuditReport) -> dict[str, Any]:
         "pipeline": report.pipeline,
         "checkpoints": report.checkpoints,
         "records_in": report.records_in,
+        "skipped": report.skipped,
         "records_out": report.records_out,
         "findings": [_finding(each) for each in report.findings],
         "unjudged": report.unjudged,
@@ -134,8 +134,9 @@ def as_text(report: AuditReport) -> Iterator[str]:
     verdict = f"{len(report.findings)} findings" if report.findings else whole
     if report.unjudged and not report.findings:
         verdict = f"of what was judged, {whole}"
+    skipped = f", {report.skipped:,} of them skipped" if report.skipped else ""
     yield (
-        f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}, {report.records_in:,} records in, "
+        f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}, {report.records_in:,} records in{skipped}, "
         f"{report.records_out:,} out: {verdict}."
     )
 

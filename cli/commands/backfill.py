@@ -7,26 +7,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_restoring, named
+from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_restoring, loaded, named
 from exactlyonce.cli.spark_arguments import (
     SPARK_TEXT,
     add_json,
     add_leading,
     add_spark,
+    chosen_parallelism,
+    default_parallelism,
     executors,
     leading_options,
-    parallelism,
 )
 
 if TYPE_CHECKING:
+    from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.catch_up import Summary
 
 _BACKFILL = f"""\
@@ -96,18 +98,18 @@ def catch_up(args: argparse.Namespace) -> int:
 
 def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     from exactlyonce.cli.spark_progress import LineOfProgress
-    from exactlyonce.engines.bounded.catch_up import CatchingUp, refuse_unaligned
+    from exactlyonce.engines.bounded.catch_up import CatchingUp, judge, refuse_unaligned
     from exactlyonce.engines.bounded.leadership import history_if_any, refuse_if_running
     from exactlyonce.engines.bounded.stop_offsets import StopOffsets
     from exactlyonce.engines.savepoints.restoring import is_restored
+    from exactlyonce.engines.stop_signals import handling_stop_signals
     from exactlyonce.pipeline.errors import ConfigError
-    from exactlyonce.pipeline.loading import load
 
     if args.chunk_records < 1:
         raise ConfigError(f"--chunk-records is {args.chunk_records}: it must be at least 1.")
     stop_offsets, options = StopOffsets.parse(args.to), leading_options(args)
-    loaded = load(args.pipeline, dict(args.param))
-    name, graph = loaded.pipeline.name, loaded.pipeline.build()
+    pipeline = loaded(args)
+    name, graph = pipeline.pipeline.name, pipeline.pipeline.build()
     history = history_if_any(options.client, name)
     latest = history.latest if history is not None else None
     begins = options.restoration is not None and not is_restored(options.restoration, latest)
@@ -120,12 +122,22 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
         refuse_unaligned(latest, named(args))
     if not args.take_over:
         refuse_if_running(history)
-    began_s, progress, stopping = time.monotonic(), LineOfProgress(name), threading.Event()
+    began_s, progress, stopping = time.monotonic(), LineOfProgress(name, json=args.json), threading.Event()
+    chosen = chosen_parallelism(args, graph, latest)
+    options = replace(options, parallelism=chosen or 1)
+    judged: list[str] = []
+
+    def note(text: str) -> None:
+        judged.append(text)
+        progress.note(text)
+
+    begun = None if begins or (history is not None and history.condemned) else latest
+    most = judge(pipeline, options, stop_offsets, begun, note)
     with executors(args, name, progress.stage) as where:
-        options = replace(options, parallelism=parallelism(args, graph, latest, where.cores))
-        _stop_on_signals(stopping)
+        if chosen is None:
+            options = replace(options, parallelism=default_parallelism(where.cores(), most, progress.note))
         work = CatchingUp(
-            loaded=loaded,
+            loaded=pipeline,
             options=options,
             submit=where.submit,
             staging=where.staging,
@@ -134,27 +146,27 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
             chunk_records=args.chunk_records,
             follow=follow,
             stopping=stopping,
+            judged=judged,
         )
         try:
-            summary = work.run()
+            with handling_stop_signals(_handler(stopping, progress)):
+                summary = work.run()
         finally:
             progress.close()
         _sum_up(args, name, summary, options.parallelism, time.monotonic() - began_s)
     return 0
 
 
-def _stop_on_signals(stopping: threading.Event) -> None:
-    """The first one asks for an end after the present checkpoint, the second one breaks it off."""
+def _handler(stopping: threading.Event, progress: LineOfProgress) -> Callable[[int, FrameType | None], None]:
+    """What a signal does: the first one asks for an end after the present checkpoint, the second one breaks it off."""
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stopping.is_set():
             raise KeyboardInterrupt
         stopping.set()
-        print(f"\r{STOPPING}", file=sys.stderr, flush=True)
+        progress.note_from_handler(STOPPING)
 
-    if threading.current_thread() is threading.main_thread():
-        for each in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(each, asked)
+    return asked
 
 
 def _sum_up(args: argparse.Namespace, name: str, summary: Summary, parallelism: int, elapsed_s: float) -> None:
@@ -165,16 +177,31 @@ def _sum_up(args: argparse.Namespace, name: str, summary: Summary, parallelism: 
             offsets.setdefault(each.source, {})[str(each.partition)] = each.offset
         figures = {
             "pipeline": name, "checkpoint": manifest.checkpoint, "checkpoints": summary.checkpoints,
-            "records_in": summary.records, "skipped": summary.skipped, "records_out": summary.records_out,
+            "records_in": summary.records, "skipped": summary.skipped_count, "records_out": summary.records_out,
             "parallelism": parallelism, "work_ms": summary.work_ms, "elapsed_ms": round(elapsed_s * 1000),
-            "offsets": offsets,
+            "offsets": offsets, "skipped_records": [
+                {"source": each.source, "topic": each.topic, "partition": each.partition, "count": each.count,
+                 "offsets": [offset for offset, _ in each.first]}
+                for each in summary.skipped.values()
+            ],
         }  # fmt: skip
         print(json.dumps(figures), flush=True)
     elif summary.checkpoints:
         print(
-            f"{name}: {summary.records:,} records read, {summary.records_out:,} written, up to checkpoint "
-            f"{manifest.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
+            f"{name}: {summary.records:,} records read, {summary.records_out:,} written{_skipped(summary)}, up to "
+            f"checkpoint {manifest.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
             file=sys.stderr,
         )
     else:
         print(f"{name}: there was nothing to read after checkpoint {manifest.checkpoint}.", file=sys.stderr)
+
+
+def _skipped(summary: Summary) -> str:
+    """What is said of the records that were skipped, if there are any."""
+    if not summary.skipped:
+        return ""
+    places = [
+        f"{each.topic}[{each.partition}] {each.count:,}, the first at {', '.join(str(at) for at, _ in each.first)}"
+        for each in summary.skipped.values()
+    ]
+    return f", {summary.skipped_count:,} skipped because they do not decode ({'; '.join(places)})"

@@ -48,20 +48,20 @@ def cancel(args: argparse.Namespace) -> int:
     """Ask, wait, delete what is condemned, and say what is left."""
     from exactlyonce.checkpoint.store.log_reader import read_topic
     from exactlyonce.cli import asking
-    from exactlyonce.cli.text import to_stderr
+    from exactlyonce.cli.lines import note_for
     from exactlyonce.engines.erasing.erase import erase_condemned
     from exactlyonce.pipeline.durations import duration_ms
 
-    timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
+    timeout_ms, config, note = duration_ms(args.timeout, "--timeout"), client(args), note_for(args)
     topic, seen = read_topic(config.confluent(), pipeline_name(args))
     history = seen
     if not history.condemned:  # else somebody has begun to delete it, and died
-        history = asking.cancel(config, topic, history, _required_run(history), timeout_ms)
+        history = asking.cancel(config, topic, history, _required_run(history), timeout_ms, note)
     if history.condemned:
         try:
-            erase_condemned(config, topic, history, to_stderr)
+            erase_condemned(config, topic, history, note)
         except KeyboardInterrupt:
-            to_stderr(
+            note(
                 f"{seen.pipeline} is cancelled, and what it was set to delete is not all deleted: the next run deletes "
                 f"the rest, and begins anew."
             )

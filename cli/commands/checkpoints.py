@@ -113,6 +113,7 @@ class ListedCheckpoint:
             "state_bytes": manifest.state_bytes,
             "records_in_flight": manifest.records_in_flight,
             "offsets": manifest.offsets,
+            "skips": manifest.skips,
             "committables": committables,
             "staged": [
                 {
@@ -142,7 +143,11 @@ class ListedCheckpoint:
         labels["committables"] = self._committed()
         if self.manifest.channel_logs:
             labels["on their way"] = self._in_flight()
+        if self.manifest.skips:
+            labels["left out"] = ", ".join(map(str, self.manifest.skips))
         labels |= _sinks_place(self.manifest) if _is_sinks(self.manifest) else sn_by_source(self.manifest)
+        if skipped := list(_skipped(self.manifest)):
+            labels["skipped"] = "; ".join(skipped)
         label_width = max(map(len, labels)) + 2
         for label, content in labels.items():
             yield from text.labelled(label, content.strip(), label_width, width, indent)
@@ -160,6 +165,14 @@ class ListedCheckpoint:
             return "none"
         shown = ", ".join(f"{count} {fate}" for fate, count in sorted(Counter(map(self.fate, names)).items()))
         return f"{shown}; {text.counted(self.manifest.records_committed, 'record')}"
+
+
+def _skipped(manifest: Manifest) -> Iterator[str]:
+    """How many records of each partition do not decode and were skipped up to Sn, and where the last few are."""
+    for each in manifest.offsets:
+        if each.skipped:
+            last = ", ".join(map(str, each.skipped_at))
+            yield f"{each.topic}[{each.partition}] {text.counted(each.skipped, 'record')}, the last at {last}"
 
 
 def _is_sinks(manifest: Manifest) -> bool:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from exactlyonce.cli.arguments import Commands, add_command, add_pipeline
+from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, loaded
 
 _EXAMPLES = """\
 Check a pipeline and show its graph: of each node its id, its kind, what it reads (`<=`
-after a shuffle) and its types. Opens no connection.
+after a shuffle), topic or table, and its types. Opens no connection.
 
 examples:
   exactlyonce explain orders:pipeline
@@ -24,7 +24,5 @@ def add(commands: Commands) -> None:
 
 def explain(args: argparse.Namespace) -> int:
     """Print it."""
-    from exactlyonce.pipeline.loading import load
-
-    print(load(args.pipeline, dict(args.param)).pipeline.build().explain())
+    print(loaded(args).pipeline.build().explain())
     return 0

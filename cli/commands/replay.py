@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client
+from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client, loaded
 from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, replaying
 
 if TYPE_CHECKING:
@@ -49,20 +49,19 @@ def replay(args: argparse.Namespace) -> int:
     from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
     from exactlyonce.engines.bounded.replay.reproduce import agree, counts, produce_into
-    from exactlyonce.pipeline.loading import load
 
     config = client(args)
-    loaded = load(args.pipeline, dict(args.param))
-    name = loaded.pipeline.name
+    pipeline = loaded(args)
+    name = pipeline.pipeline.name
     history = read_history(config.confluent(), name)
     interval = interval_of(history, args.checkpoint)
     manifest = interval.manifest
     sink = _sink(args, manifest) if args.into else ""
-    progress, produced = LineOfProgress(name), 0
+    progress, produced = LineOfProgress(name, json=args.json), 0
     try:
         with replaying(args, name, progress.stage) as (submit, staging):
             progress.began(manifest, interval.offsets)
-            with recomputed(loaded, config, interval, submit, staging) as again:
+            with recomputed(pipeline, config, interval, submit, staging) as again:
                 found = counts(config, history, manifest, again)
                 if args.into:
                     produced = produce_into(config, manifest, again, sink, args.into)
@@ -72,8 +71,8 @@ def replay(args: argparse.Namespace) -> int:
     if args.json:
         figures = {
             "pipeline": name, "checkpoint": args.checkpoint, "base": interval.base.checkpoint,
-            "records_in": again.records, "agrees": same, "counts": [asdict(each) for each in found],
-            "into": args.into, "records_produced": produced,
+            "records_in": again.records, "skipped": again.skipped, "agrees": same,
+            "counts": [asdict(each) for each in found], "into": args.into, "records_produced": produced,
         }  # fmt: skip
         print(json.dumps(figures), flush=True)
     else:

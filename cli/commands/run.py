@@ -18,9 +18,12 @@ from exactlyonce.cli.arguments import (
     add_pipeline,
     add_repair,
     add_restoring,
+    add_skip,
     add_state,
+    loaded,
     settings_of,
 )
+from exactlyonce.engines.events import LEVELS
 
 if TYPE_CHECKING:
     from exactlyonce.engines.local.reporting import Reporter
@@ -38,15 +41,16 @@ examples:
   exactlyonce run orders:pipeline --kafka security.protocol=SASL_SSL \\
       --kafka sasl.mechanism=PLAIN --kafka sasl.username=ann \\
       --kafka sasl.password=env:KAFKA_PASSWORD
-  exactlyonce run orders:pipeline --from-savepoint file:///backups/order-totals-42-1f2e3d4c
+  exactlyonce run orders:pipeline --from-savepoint /backups/order-totals-42-1f2e3d4c
   exactlyonce run orders:pipeline --restart fixed_delay:attempts=3,delay=1s
 
 In a terminal a line on stderr shows how it stands; otherwise each checkpoint is a line
-of JSON there. Durations T are written 500ms, 1.5s, 10m or 1h.
+of JSON there, while nothing is read one a minute. Durations T are written 500ms, 1.5s,
+10m or 1h.
 """
 _SETTINGS = (
     *RESTORING,
-    *("bootstrap_servers", "config", "inline", "accept_loss", "repair", "restart", "parallelism", "until"),
+    *("bootstrap_servers", "config", "inline", "accept_loss", "skip", "repair", "restart", "parallelism", "until"),
     *CHECKPOINTING,
     *KEEPING_STATE,
 )
@@ -63,7 +67,15 @@ def add(commands: Commands) -> None:
     add_cluster(parser)
     output = parser.add_argument_group("output, on stderr")
     output.add_argument("--json", action="store_true", help="lines of JSON, also in a terminal")
-    output.add_argument("--verbose", action="store_true", help="the same, with a line for each step of the protocol")
+    output.add_argument(
+        "--log-level",
+        metavar="LEVEL",
+        choices=LEVELS,
+        default="info",
+        help="the least that is told: error, warning (what a person should know), info (the default) or debug: also "
+        "each step of the protocol, and each checkpoint of a run that reads nothing",
+    )
+    output.add_argument("--verbose", action="store_true", help="the same as --json --log-level debug")
 
 
 def _add_running(parser: Parser) -> None:
@@ -87,6 +99,7 @@ def _add_running(parser: Parser) -> None:
         type=int,
         help="give up the output of checkpoint N that a halt has named as lost, and go on",
     )
+    add_skip(parser)
     add_repair(parser)
 
 
@@ -110,21 +123,23 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Run it until the end, which is clean or raised."""
-    from exactlyonce.cli.notes import SpeakingStopper, note
+    from exactlyonce.cli.notes import SpeakingStopper
+    from exactlyonce.engines import events
     from exactlyonce.engines.configuration import options_from
     from exactlyonce.engines.local.reporting import JsonReporter, TerminalReporter
     from exactlyonce.engines.local.run import run_loaded
-    from exactlyonce.pipeline.loading import load
 
+    args.json = args.json or args.verbose
+    level = "debug" if args.verbose else args.log_level
     options = options_from(settings(args))
     args.redact = options.client.redact
     options.client.check()
-    loaded = load(args.pipeline, dict(args.param))
-    name, in_terminal = loaded.pipeline.name, sys.stderr.isatty() and not (args.json or args.verbose)
-    reporter: Reporter = TerminalReporter() if in_terminal else JsonReporter(verbose=args.verbose)
+    pipeline = loaded(args)
+    name, in_terminal = pipeline.pipeline.name, sys.stderr.isatty() and not args.json
+    reporter: Reporter = TerminalReporter(level=level) if in_terminal else JsonReporter(level=level)
     for warning in options.client.warnings:
-        reporter.event(note(name, warning))
-    manifest = run_loaded(loaded, options, reporter, SpeakingStopper(name, in_terminal=in_terminal))
-    if in_terminal and manifest is not None:
+        reporter.event(events.note(name, warning))
+    manifest = run_loaded(pipeline, options, reporter, SpeakingStopper(name, in_terminal=in_terminal))
+    if in_terminal and manifest is not None and level in ("debug", "info"):
         print(f"{name}: ended cleanly; the next run goes on from checkpoint {manifest.checkpoint}.", file=sys.stderr)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import msgspec
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
+from exactlyonce.cli.lines import note_for
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 from exactlyonce.pipeline.sizes import shown_bytes
 
@@ -47,7 +48,7 @@ def add(commands: Commands) -> None:
     """The parser."""
     parser = add_command(commands, "savepoint", "PIPELINE [options]", "take a savepoint", _EXAMPLES, savepoint)
     add_pipeline_name(parser)
-    help_text = "export it below URL: file:///folder, hdfs://host:port/folder or s3://bucket/prefix"
+    help_text = "export it below URL: /folder, hdfs://host:port/folder or s3://bucket/prefix"
     parser.add_argument("--to", metavar="URL", help=help_text)
     parser.add_argument("--stop", action="store_true", help="end the run cleanly behind it")
     parser.add_argument("--timeout", metavar="T", default="10m", help="how long to wait for it (default: 10m)")
@@ -72,13 +73,13 @@ def savepoint(args: argparse.Namespace) -> int:
     runs = living is not None
     with _interrupted_by_sigterm():
         if living is not None:
-            manifest = asking.savepoint(config, pipeline, living, timeout_ms, stop=args.stop)
+            manifest = asking.savepoint(config, pipeline, living, timeout_ms, stop=args.stop, note=note_for(args))
         else:
             manifest = _newest(history, args)
         url = _shown(config, manifest, args, taken=runs)
         shared = len(manifest.requests) > 1
         if url and runs and not args.stop and not shared:
-            _let_go(config, manifest, url, timeout_ms)
+            _let_go(config, manifest, url, timeout_ms, note_for(args))
     if not args.json:
         kept = runs and (args.stop or not url or shared)
         for line in _what_stays(manifest, kept=kept, shared=bool(url) and shared, stopped=args.stop):
@@ -131,7 +132,7 @@ def _shown(config: ClientConfig, manifest: Manifest, args: argparse.Namespace, *
             _show(manifest, url, taken=taken, json=args.json)
     except (ExactlyOnceError, KeyboardInterrupt):
         if taken and args.to and not url:
-            text.to_stderr(
+            note_for(args)(
                 f"Savepoint {manifest.checkpoint} was taken, and could not be exported. It {_kept(manifest)}"
             )
         raise
@@ -153,14 +154,14 @@ def _contents(config: ClientConfig, manifest: Manifest) -> Iterator[TopicSavepoi
         yield TopicSavepoint(manifest, blocks, cluster_id)
 
 
-def _let_go(config: ClientConfig, manifest: Manifest, url: str, timeout_ms: int) -> None:
+def _let_go(config: ClientConfig, manifest: Manifest, url: str, timeout_ms: int, note: Callable[[str], None]) -> None:
     """Have the run delete, in the topic, what is exported."""
     from exactlyonce.cli import asking
 
     try:
-        asking.delete(config, manifest.pipeline, manifest.checkpoint, timeout_ms)
+        asking.delete(config, manifest.pipeline, manifest.checkpoint, timeout_ms, note)
     except (ExactlyOnceError, KeyboardInterrupt):
-        text.to_stderr(
+        note(
             f"Savepoint {manifest.checkpoint} was exported to {url}, which is whole. In the topic it goes with the "
             f"next checkpoint if the run has heard of it, and else {_kept(manifest)}"
         )

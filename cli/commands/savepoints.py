@@ -25,7 +25,7 @@ They are kept with the checkpoints of the pipeline, and never expire.
 examples:
   exactlyonce savepoints list order-totals
   exactlyonce savepoints verify order-totals 42
-  exactlyonce savepoints verify order-totals file:///backups/order-totals-42-1f2e3d4c
+  exactlyonce savepoints verify order-totals /backups/order-totals-42-1f2e3d4c
   exactlyonce savepoints delete order-totals 42
 """
 _LIST = "List the savepoints that are retained. A run is not disturbed.\n"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, Parser, add_cluster, add_command, add_pipeline_name, client
+from exactlyonce.cli.lines import note_for
 from exactlyonce.pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def commit(args: argparse.Namespace) -> int:
     checkpoint, fates = None, dict[str, str]()
     if unfinished(traces, graph) is not None:
         _require_dead(args, traces)
-        checkpoint, fates = finish(config, traces, graph, text.to_stderr, take_over=args.take_over)
+        checkpoint, fates = finish(config, traces, graph, note_for(args), take_over=args.take_over)
     if args.json:
         print(json.dumps({"checkpoint": checkpoint, "fates": fates}))
     elif checkpoint is None:

@@ -71,6 +71,9 @@ appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d %p %c{1}: %m%n
 """
 _LINES_OF_LOG = 15
+_offsets = itertools.count(os.getpid() * 7_919)
+"""Of free ports: processes that start together begin far apart."""
+_reservations: list[socket.socket] = []
 
 
 @dataclass(frozen=True)
@@ -327,14 +330,14 @@ def answers(bootstrap_servers: str, timeout_s: float) -> bool:
 
 
 def free_port(other_than: int = 0) -> int:
-    """A port of the loopback interface that nobody listens on now.
+    """A port of the loopback interface that nobody listens on now, and that no other living process was given here.
 
     Below the range from which the kernel takes client ports: a client that retries while the broker is down could be
     given the broker's own port there, connect to itself and keep the broker from coming back.
     """
-    for offset in itertools.count(os.getpid() * 7):
+    for offset in _offsets:
         port = 10_000 + offset % 20_000
-        if port != other_than and _is_free(port):
+        if port != other_than and _is_free(port) and _reserve(port):
             return port
     raise AssertionError("unreachable")
 
@@ -345,6 +348,18 @@ def _accepts(bootstrap_servers: str, timeout_s: float) -> bool:
         socket.create_connection((host, int(port)), timeout_s).close()
     except OSError:
         return False
+    return True
+
+
+def _reserve(port: int) -> bool:
+    """Whether no process holds *port*, also while its server is down; this one does then, until it ends."""
+    reservation = socket.socket(socket.AF_UNIX)
+    try:
+        reservation.bind(f"\0exactlyonce-port-{port}")  # the kernel's own name, without a file
+    except OSError:
+        reservation.close()
+        return False
+    _reservations.append(reservation)
     return True
 
 

@@ -19,7 +19,7 @@ from confluent_kafka import KafkaException
 from exactlyonce.checkpoint.store.confluent import make_consumer, make_producer
 from exactlyonce.connectors.kafka.tls import checks_certificate, checks_hostname, tls_context
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.secrets import Secret, is_reference, look_up
+from exactlyonce.pipeline.secrets import Secret, is_reference, look_up, masked
 
 ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl.mechanism"}
 
@@ -142,10 +142,7 @@ class ClientConfig:
     def redact(self, text: str) -> str:
         """*text* without the value of any secret of this configuration."""
         literal = {v for name, v in self.settings.items() if _SECRET.search(name) and not is_reference(v)}
-        for secret in sorted(self._seen | literal, key=len, reverse=True):
-            if secret:
-                text = text.replace(secret, "***")
-        return text
+        return masked(text, self._seen | literal)
 
     @property
     def secrets_written_out(self) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ class KafkaReader:
                 "that offset is not there any more, and what the topic holds could not be asked. Retention took it, or "
                 "the log was truncated, or the topic was made anew; so the pipeline stops."
             )
-            return self._halt(where, wanted, happened)
+            return self._halt(where, partition, wanted, happened)
         first, end = known
         if wanted < first:
             happened = (
@@ -188,13 +188,17 @@ class KafkaReader:
                 f"disk that lost writes), or the topic was made anew.\n"
                 f"  Other records may have their offsets now, some of which would be skipped, so the pipeline stops."
             )
-        return self._halt(where, wanted, f"the topic holds offsets {first} to {end - 1} now: {happened}")
+        return self._halt(where, partition, wanted, f"the topic holds offsets {first} to {end - 1} now: {happened}")
 
-    def _halt(self, where: str, wanted: int, happened: str) -> Halt:
+    def _halt(self, where: str, partition: int, wanted: int, happened: str) -> Halt:
         return Halt(
             f"Source {self.source!r} must go on at {where} offset {wanted}, but {happened}\n"
             f"  Choices: restore the topic from a replica or backup and run again; or `exactlyonce reset` and "
-            f"recompute from what is there."
+            f"recompute from what is there.",
+            operator=self.source,
+            topic=self.topic,
+            partition=partition,
+            offset=wanted,
         )
 
     def _watermarks(self, partition: int) -> tuple[int, int] | None:

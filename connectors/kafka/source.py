@@ -42,7 +42,7 @@ class KafkaSource(Source[T]):
     - *key*: the type of `Record.key`: bytes (the default), str, int, float or bool; only seen with *metadata*.
     - *start*: where to begin without a checkpoint: "earliest", "latest", an aware datetime, or offsets by partition.
     - *on_error*: what to do with a record that does not decode: "fail" stops the pipeline and names the record and the
-      field; "skip" counts it, logs it and goes on.
+      field; "skip" counts it, logs it and goes on. An outage that a codec meets (`Unavailable`, OSError) is neither.
     """
 
     topic_name: str

@@ -4,9 +4,9 @@ Invariants: units first, then publications, then the decision, so that transacti
 what the driver has no receipt of never counts: its transactions are aborted before the manifest, and swept again once
 the checkpoint is finalized, its blocks are tombstoned; the decision is the local engine's own, by the same code.
 
-Transactional ids have a generation, a number that begins with 0 in each incarnation. The next checkpoint uses the same
-ids again, for a broker remembers each for a week; but where a publication was tried more than once, an attempt without
-a receipt may come back at any time, so that the next checkpoint has a new generation, in which it meets nobody.
+Transactional ids carry the leader's attempt. The next checkpoint uses the same ids again, for a broker remembers each
+for a week. Only after work was tried more than once does the attempt grow: a failed try may come back at any time, and
+is swept then. A sweep aborts what older attempts have left open, so an id must not carry less than the attempt.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan, plan
+from exactlyonce.engines.source_decoder import Skipped
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Undetermined
 from exactlyonce.pipeline.failpoints import hit
@@ -59,9 +60,10 @@ class Advanced:
         return sum(each.records for each in self.receipts)
 
     @property
-    def skipped(self) -> int:
-        """Of those, skipped because they do not decode."""
-        return sum(each.skipped for each in self.receipts)
+    def skipped(self) -> list[Skipped]:
+        """Of those, skipped because they do not decode, by source and partition."""
+        found = [skipped for each in self.receipts for skipped in each.skipped]
+        return sorted(found, key=lambda skipped: (skipped.source, skipped.partition))
 
     @property
     def records_out(self) -> int:
@@ -85,14 +87,12 @@ def advance(
     ranges: Sequence[Reading],
     submit: Submit,
     staging: Path,
-    generation: int = 0,
     final: bool = False,
 ) -> Advanced:
     """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.
 
-    *leader* has recovered; *staging* is a folder that all who run units see; *generation* is one in whose transactional
-    ids nobody has failed. *final*: a clean end follows. Raises
-    `BrokerUnavailable` where the checkpoint was not decided: it never happened.
+    *leader* has recovered; *staging* is a folder that all who run units see. *final*: a clean end follows. Raises
+    `BrokerUnavailable` if the checkpoint was not decided: it never happened.
     """
     clock = SystemClock()
     physical = plan(loaded.pipeline.build(), options.parallelism)
@@ -104,7 +104,7 @@ def advance(
         leader.upkeep()  # who was fenced meanwhile opens no transactions
         opened_ms = clock.monotonic_ms()
         with _aborted_if_broken_off(leader):
-            publications = _publish(common, physical, leader.transaction_timeout_ms, receipts, submit, generation)
+            publications = _publish(common, physical, leader.transaction_timeout_ms, receipts, submit)
     hit("advance-published")
     base = manifest.checkpoint
     decided = PendingCheckpoint(
@@ -118,7 +118,9 @@ def advance(
     decided.ages_ms = {each.transactional_id: open_ms for each in decided.precommits}
     retried = any(is_retry(each.label) for each in receipts)
     _settle_failed_attempts(leader, publications, retried=retried)
-    return Advanced(_decide(leader, decided, retried=retried), receipts, publications)
+    done = Advanced(_decide(leader, decided), receipts, publications)
+    leader.begin_attempt(leader.attempt + (retried or done.has_failed_publications), killed=retried)
+    return done
 
 
 def _common(
@@ -145,6 +147,8 @@ def _common(
         origins=False,
         folder=str(folder),
         storage=options.checkpoint.storage,
+        drops_fields=options.allow_dropped_fields,
+        skips=options.skip,
         incremental=options.checkpoint.incremental,
     )
 
@@ -161,7 +165,7 @@ def _aborted_if_broken_off(leader: PipelineLeader) -> Iterator[None]:
 
 
 def _publish(
-    common: Unit, physical: Plan, timeout_ms: int, receipts: Sequence[Receipt], submit: Submit, generation: int
+    common: Unit, physical: Plan, timeout_ms: int, receipts: Sequence[Receipt], submit: Submit
 ) -> list[Published]:
     """Publish what the receipts' units have staged, all sinks at once."""
     files = sorted((file for each in receipts for file in each.outputs), key=lambda file: (file.sink, file.subtask))
@@ -175,7 +179,7 @@ def _publish(
             topic=topics[file.sink],
             checkpoint=common.checkpoint,
             incarnation=common.incarnation,
-            generation=generation,
+            attempt=common.attempt,
             transaction_timeout_ms=timeout_ms,
             files=(file,),
         )
@@ -193,11 +197,8 @@ def _settle_failed_attempts(leader: PipelineLeader, publications: Sequence[Publi
         leader.expect_orphans()
 
 
-def _decide(leader: PipelineLeader, decided: PendingCheckpoint, *, retried: bool) -> Manifest:
-    """The manifest and the commits; then whoever still holds an id is fenced: a failed attempt writes no more with it.
-
-    *retried*: some may still write blocks, which are looked for when the next checkpoint is complete.
-    """
+def _decide(leader: PipelineLeader, decided: PendingCheckpoint) -> Manifest:
+    """The manifest, once it is durable."""
     for ack in decided.acks.values():
         leader.acknowledged(ack)
     verdict = leader.decide(decided, (decided.base,), time.monotonic())
@@ -212,5 +213,4 @@ def _decide(leader: PipelineLeader, decided: PendingCheckpoint, *, retried: bool
             f"Whether checkpoint {decided.checkpoint} was decided cannot be known here. Nothing is lost: run the "
             f"command again, it reads what is true."
         )
-    leader.begin_attempt(leader.attempt + 1, killed=retried)
     return verdict.manifest

@@ -7,22 +7,27 @@ engine, goes on at the last of them. What one part publishes becomes visible at 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.advance import Advanced, advance
-from exactlyonce.engines.bounded.capacity import require_room
+from exactlyonce.engines.bounded.capacity import require_room, subtasks_max
 from exactlyonce.engines.bounded.leadership import with_heartbeats
 from exactlyonce.engines.bounded.ranges import Reading, parts, readings
 from exactlyonce.engines.bounded.stages import refuse_loops
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
-from exactlyonce.engines.bounded.submit import Submit
+from exactlyonce.engines.bounded.submit import Submit, in_process
+from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.source_decoder import NAMED_MAX, Skipped
+from exactlyonce.engines.surroundings.preflight import check_operators
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -54,6 +59,47 @@ def refuse_unaligned(manifest: Manifest | None, pipeline: str) -> None:
         )
 
 
+def named(skipped: Iterable[Skipped]) -> Iterator[str]:
+    """Lines that name the first few records that a checkpoint has skipped of each source, and count the others."""
+    for source, group in groupby(skipped, lambda each: each.source):
+        parts = list(group)
+        sentences = [sentence for part in parts for _, sentence in part.first][:NAMED_MAX]
+        yield from (f"skipped: {sentence}" for sentence in sentences)
+        if more := sum(part.count for part in parts) - len(sentences):
+            where = ", ".join(f"{part.topic}[{part.partition}] {part.count:,}" for part in parts)
+            yield f"skipped: source {source!r}: {more:,} more records of the same checkpoint; by partition {where}"
+
+
+def judge(
+    loaded: Loaded, options: RunOptions, stop_offsets: StopOffsets, begun: Manifest | None, note: Callable[[str], None]
+) -> int:
+    """Refuse what cannot work, before a Spark is started and before anybody is fenced; the most subtasks there may be.
+
+    *begun* is the checkpoint that the work goes on from; None: it begins with nothing, or from a savepoint. The
+    parallelism of *options* is judged, too, so that it must be 1 where it is to be chosen later.
+    """
+    physical = plan(loaded.pipeline.build(), options.parallelism)
+    refuse_at_most_once(physical.graph)
+    refuse_loops(physical.graph)
+    leader = PipelineLeader(
+        physical, options, note, lambda *_, **__: None, loaded.reference, (in_process, Path(THIS_MACHINE))
+    )
+    try:
+        leader.look()
+        inputs = leader.inputs
+        if begun is not None:
+            check_operators(physical.graph, begun)
+            inputs.check_continuity(begun)
+            stop_offsets.ends(inputs, inputs.offsets_from(begun))
+        elif options.restoration is None:
+            stop_offsets.ends(inputs, inputs.first_offsets())
+        most = subtasks_max(physical.graph, inputs.counted, leader.outputs)
+    finally:
+        leader.close()
+    require_room(physical.parallelism, most)
+    return most
+
+
 class CatchUpProgress(Protocol):
     """The listener to a long command: it is told how it goes."""
 
@@ -74,17 +120,25 @@ class Summary:
     manifest: Manifest
     checkpoints: int = 0
     records: int = 0
-    skipped: int = 0
+    skipped: dict[tuple[str, int], Skipped] = field(default_factory=dict)
+    """By source and partition, what was skipped because it does not decode."""
     records_out: int = 0
     work_ms: int = 0
     """From first to last of the units, without what the driver does between."""
+
+    @property
+    def skipped_count(self) -> int:
+        """How many records were skipped."""
+        return sum(each.count for each in self.skipped.values())
 
     def add(self, advanced: Advanced) -> None:
         """One checkpoint more."""
         self.manifest = advanced.manifest
         self.checkpoints += 1
         self.records += advanced.records
-        self.skipped += advanced.skipped
+        for each in advanced.skipped:
+            place = each.source, each.partition
+            self.skipped.setdefault(place, Skipped(each.source, each.topic, each.partition)).add(each)
         self.records_out += advanced.records_out
         self.work_ms += advanced.elapsed_ms
 
@@ -103,9 +157,9 @@ class CatchingUp:
     follow: bool = False
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set by whoever wants a clean end: it comes after the present checkpoint."""
+    judged: list[str] = field(default_factory=list)
+    """The notes of `judge`, which are not told again."""
     _told: set[str] = field(default_factory=set)
-    _generation: int = 0
-    """Of the transactional ids of the next checkpoint."""
 
     def run(self) -> Summary:
         """Until the stop offsets are reached or, when it follows, until it is stopped."""
@@ -113,13 +167,14 @@ class CatchingUp:
         refuse_at_most_once(physical.graph)
         refuse_loops(physical.graph)
         leader = PipelineLeader(
-            physical, self.options, self.progress.note, lambda *_, **__: None,
+            physical, self.options, self._note, lambda *_, **__: None,
             self.loaded.reference, (self.submit, self.staging),
         )  # fmt: skip
         try:
+            leader.look()
+            require_room(physical.parallelism, subtasks_max(physical.graph, leader.inputs.counted, leader.outputs))
             summary = Summary(leader.recover())
             refuse_unaligned(summary.manifest, "{module}:{attribute}".format(**self.loaded.reference))
-            require_room(physical, summary.manifest)
             self._reach(leader, summary)
             idle_s = 0.0
             while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
@@ -131,6 +186,12 @@ class CatchingUp:
         finally:
             leader.close()
         return summary
+
+    def _note(self, text: str) -> None:
+        if text in self.judged:
+            self.judged.remove(text)
+        else:
+            self.progress.note(text)
 
     def _reach(self, leader: PipelineLeader, summary: Summary) -> bool:
         """Advance to the stop offsets of now; False if that is where it stands."""
@@ -145,9 +206,8 @@ class CatchingUp:
             final = not self.follow and number == len(chunks)
             done = advance(
                 self.loaded, self.options, leader, summary.manifest, ranges=part, submit=submit, staging=self.staging,
-                generation=self._generation, final=final,
+                final=final,
             )  # fmt: skip
-            self._generation += done.has_failed_publications
             summary.add(done)
             self._tell(done)
             leader.publish_offsets()
@@ -157,7 +217,9 @@ class CatchingUp:
         return True
 
     def _tell(self, advanced: Advanced) -> None:
-        """What units have to say; once, for each checkpoint may say it again."""
+        """What units have skipped, and have to say; that once, for each checkpoint may say it again."""
+        for line in named(advanced.skipped):
+            self.progress.note(self.options.client.redact(line))
         for text in dict.fromkeys(note for receipt in advanced.receipts for note in receipt.notes):
             if text not in self._told:
                 self._told.add(text)

@@ -39,7 +39,7 @@ def perform(work: bytes, attempt_label: str) -> bytes:
     except ExactlyOnceError as error:
         if not is_fatal(error):
             raise
-        return _encode(Failure(class_name(error), str(error)))
+        return _encode(Failure(class_name(error), str(error), {**error.facts}))
 
 
 def in_process(stage: str, work: Sequence[bytes]) -> list[bytes]:
@@ -67,4 +67,4 @@ def _failure(answer: bytes) -> ExactlyOnceError | None:
         failure = _failure_decoder.decode(answer)
     except msgspec.ValidationError:
         return None
-    return made_from(failure.error, failure.text)
+    return made_from(failure.error, failure.text, failure.facts)

@@ -28,7 +28,7 @@ from exactlyonce.engines.local.pace import ALIGNED, OVERTAKING
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.order_log import order_runs
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan, share_of
-from exactlyonce.engines.wiring import close_functions, make_operator, table_of
+from exactlyonce.engines.wiring import close_functions, declared, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import Input as NodeInput
@@ -113,7 +113,7 @@ class _Builder:
         self.channels = self._channels()
         with whole_or_halt(start.manifest):
             self.in_flight = in_flight.restored(
-                start.manifest, plan.graph, start.subtask, start.parallelism, self.reader
+                start.manifest, plan.graph, start.subtask, start.parallelism, self.reader, start.skips
             )
         """What goes first, of all tasks."""
         for edge, loop in self.loops.items():
@@ -152,8 +152,7 @@ class _Builder:
         inputs += [self._comes_round(edge) for edge in feedback if edge.loop in {node.id for node in task.loops}]
         fed = [self._feed(edge) for edge in feedback if edge.producer in {node.id for node in task.nodes}]
         outputs = [
-            [self.channels["out", edge.name, j] for j in range(self.plan.parallelism)]
-            for edge in self.plan.out_of(task)
+            self.channels["out", edge.name, j] for edge in self.plan.out_of(task) for j in range(self.plan.parallelism)
         ]
         several = len(inputs) > 1 or any(isinstance(each, SourceInput) for each in inputs)
         self.built.subtasks.append(
@@ -260,14 +259,15 @@ class _Builder:
         start = self.start
         return table_of(
             node, self.plan.graph, start.parallelism, start.subtask, start.manifest, self.reader,
-            backend=self.built.backend,
+            drops_fields=start.drops_fields, backend=self.built.backend,
         )  # fmt: skip
 
     def _source(self, node: Node, operator: ops.Push) -> SourceInput:
         start, activity, source = self.start, self.built.activity, cast("Readable", node.source)
         mine = share_of(start.offsets[node.id], start.parallelism, start.subtask)
         topic_id = start.topic_ids[source.topic]
-        epochs = {each.partition: each.leader_epoch for each in start.manifest.offsets if each.source == node.id}
+        before = [each for each in start.manifest.offsets if each.source == node.id]
+        epochs = {each.partition: each.leader_epoch for each in before}
         context = ReaderContext(
             source=node.id,
             positions=[
@@ -285,9 +285,11 @@ class _Builder:
             source,
             operator,
             activity,
+            before,
             cautious=self.cautious,
             bounds=self.bounds,
             now_s=activity.now_s,
+            skips=start.skips,
         )
 
     def _sink(self, node: Node, writers: list[SinkWriter]) -> Any:
@@ -309,4 +311,6 @@ class _Builder:
         with naming(node.id):
             opened = cast("Writable", node.sink).open_writer(context)
         writers.append(opened.writer)
-        return ops.SinkOutput(node.id, opened.writer, opened.encoder, activity=activity)
+        return ops.SinkOutput(
+            node.id, opened.writer, opened.encoder, declared=declared(node, self.plan.graph), activity=activity
+        )

@@ -4,9 +4,9 @@ Invariants: a channel delivers frames in the order they were sent, each once; a 
 room says so, and its writer's task is not run until it has drained. A barrier is always accepted, so that a full
 channel cannot hold up a checkpoint. Channels between subtasks of one worker are queues in memory, the others sockets.
 
-A channel is bounded by bytes, for memory's sake, and by what its reader gets through in a while, for a barrier waits
-behind all that was sent before it: the reader grants a window of records by its pace, and tells what it has taken. What
-it grants and tells only delays the writer: frames, their order and the order log do not depend on it.
+A channel is bounded by bytes, for memory's sake, and by how many records have left it lately, for a barrier waits
+behind all that was sent before it: the reader grants a window of records, and tells what it has taken. What it grants
+and tells only delays the writer: frames, their order and the order log do not depend on it.
 
 A barrier that may overtake comes to a subtask by the control channel, ahead of all frames; in the channel it stands at
 the place of any other. What the reader has not taken when it takes its snapshot, and what comes until the barrier, was
@@ -25,7 +25,7 @@ from exactlyonce.pipeline.errors import ExactlyOnceError
 
 OUTBOX_BYTES_MAX = 1 << 20
 INBOX_BYTES_MAX = 1 << 19
-WINDOW_AT_FIRST = 32
+WINDOW_AT_FIRST = 4
 _HEADER = struct.Struct("<IBQ")
 _DATA, _BARRIER, _TAKEN, _SAVEPOINT = 0, 1, 2, 3
 
@@ -116,27 +116,28 @@ class Flow:
     taken: int = 0
     window: int = WINDOW_AT_FIRST
 
-    def room(self, widest: int) -> int:
-        """How many more may be sent; 0 until half the window is free, for many small batches cost more than few.
-
-        Who has got nothing has granted nothing: while nothing is on its way, the *widest* window counts that a reader
-        of the same shuffle grants, else a channel of which hardly a key goes would hold back all others.
-        """
-        in_flight = self.sent - self.taken
-        room = (self.window if in_flight else max(self.window, widest)) - in_flight
-        return room if 2 * room >= self.window else 0
+    @property
+    def room(self) -> int:
+        """How many more may be sent; 0 until half the window is free, for many small batches cost more than few."""
+        room = self.window - (self.sent - self.taken)
+        return max(0, room) if 2 * room >= self.window else 0
 
 
 class Channel(Protocol):
-    """One direction of a link. Writers use `send*`, `window`, `room`, `flush`; readers `receive`, `took`, `fill` and
-    `capture`."""
+    """One direction of a link. Writers use `send*`, `records`, `room`, `flush`; readers `receive`, `waits`, `took`,
+    `fill` and `capture`."""
 
     @property
-    def window(self) -> int:
-        """How many records its reader lets be on their way."""
+    def records(self) -> int:
+        """How many records were sent so far."""
 
-    def room(self, widest: int) -> int:
-        """How many records its writer may send; 0: it must pause. *widest*: see `Flow.room`."""
+    @property
+    def room(self) -> int:
+        """How many records its writer may send; 0: it must pause."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything has come that is not received."""
 
     def send(self, data: bytes, records: int) -> None: ...
     def send_barrier(self, barrier: BarrierFrame) -> None: ...
@@ -160,11 +161,16 @@ class LocalChannel:
         self._flow = Flow()
 
     @property
-    def window(self) -> int:
-        return self._flow.window
+    def records(self) -> int:
+        return self._flow.sent
 
-    def room(self, widest: int) -> int:
-        return 0 if self._arrivals.size >= OUTBOX_BYTES_MAX else self._flow.room(widest)
+    @property
+    def room(self) -> int:
+        return 0 if self._arrivals.size >= OUTBOX_BYTES_MAX else self._flow.room
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._arrivals.frames)
 
     def send(self, data: bytes, records: int) -> None:
         self._arrivals.append(data)
@@ -209,11 +215,16 @@ class SocketChannel:
         """Whether the writer has yet to be told what was taken."""
 
     @property
-    def window(self) -> int:
-        return self._flow.window
+    def records(self) -> int:
+        return self._flow.sent
 
-    def room(self, widest: int) -> int:
-        return 0 if self._outbox_bytes >= OUTBOX_BYTES_MAX else self._flow.room(widest)
+    @property
+    def room(self) -> int:
+        return 0 if self._outbox_bytes >= OUTBOX_BYTES_MAX else self._flow.room
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._arrivals.frames) or self._read < len(self._inbox)
 
     @property
     def unsent(self) -> bool:

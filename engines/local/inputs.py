@@ -12,13 +12,13 @@ channel.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from time import perf_counter
 from typing import NamedTuple, Protocol
 
-from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
 from exactlyonce.connectors.source import Readable, SourceReader
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.batch_codec import BatchCodec, records_in
@@ -28,14 +28,15 @@ from exactlyonce.engines.local.pace import (
     ALIGNED,
     BATCH_RECORDS_MAX,
     GATHER_S,
-    IN_FLIGHT_RECORDS_MAX,
+    IN_FLIGHT_CAUTIOUS,
+    IN_FLIGHT_MIN,
     Bounds,
     Pace,
-    in_flight_pace,
     slice_pace,
 )
 from exactlyonce.engines.operators import Batch, Push
 from exactlyonce.engines.source_decoder import SourceDecoder
+from exactlyonce.pipeline.departures import Departures
 
 
 class Input(Protocol):
@@ -47,7 +48,8 @@ class Input(Protocol):
     def push(self) -> Push: ...
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
-        """What comes next, *room* records at most, and *hurried* few; None: nothing at the moment."""
+        """What comes next, *room* records at most, and *hurried* few; None: nothing at the moment. A barrier needs no
+        room."""
 
     def runs(self) -> Iterable[tuple[int, int]]:
         """(partition or -1, count) of the batch just handed out."""
@@ -77,6 +79,8 @@ class SourceInput:
     source: Readable
     push: Push
     activity: Activity
+    before: Sequence[SourceOffset] = ()
+    """Where its partitions begin, with what was skipped up to there."""
     triggers: deque[SourceTrigger] = field(default_factory=deque)
     noted: dict[int, tuple[SourceOffset, ...]] = field(default_factory=dict)
     """Sn by checkpoint, until the snapshot takes it."""
@@ -94,18 +98,20 @@ class SourceInput:
     """For what a slice takes."""
     due_s: float = 0.0
     """When it is asked again: until then its records gather."""
+    skips: Iterable[RecordPlace] = ()
+    """Records that are left out."""
     _count: int = 0
     _handed_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.pace = slice_pace(cautious=self.cautious, bounds=self.bounds)
         self._phase = f"reading source {self.name!r}"
-        self._decoder = SourceDecoder(self.name, self.source, self.notes.append)
+        self._decoder = SourceDecoder(self.name, self.source, self.notes.append, self.before, skips=self.skips)
 
     @property
     def skipped(self) -> int:
         """Records skipped because they do not decode."""
-        return self._decoder.skipped
+        return self._decoder.skipped_count
 
     def barrier(self) -> BarrierFrame | None:
         """The oldest barrier that is to be injected, which now lies behind all that was handed out."""
@@ -114,14 +120,14 @@ class SourceInput:
         trigger = self.triggers.popleft()
         for partition, offset in trigger.added.items():
             self.reader.add(partition, offset)
-        self.noted[trigger.frame.checkpoint] = self.reader.positions()
+        self.noted[trigger.frame.checkpoint] = tuple(map(self._decoder.noted, self.reader.positions()))
         self.stopped = trigger.final
         return trigger.frame
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
         if self.triggers:
             return self.barrier()
-        if self.stopped or self.held or self.reader.idle or (asked_s := self.now_s()) < self.due_s:
+        if not room or self.stopped or self.held or self.reader.idle or (asked_s := self.now_s()) < self.due_s:
             return None
         self.activity.phase(self._phase)
         count = min(self.pace.within(hurried), room)
@@ -159,13 +165,14 @@ class Slices:
     """What is not handed out."""
     count: int = 0
     """Of the slice that was handed out last, how many records."""
-    _handed_s: float = 0.0
+    handed_s: float = 0.0
+    """When that was."""
 
     def next(self, room: int, *, hurried: bool) -> Batch:
         """The next slice, of *room* records at most."""
         batch = self.rest
         assert batch is not None
-        self._handed_s, size = self.now_s(), min(self.pace.within(hurried), room)
+        self.handed_s, size = self.now_s(), min(self.pace.within(hurried), room)
         whole = len(batch.records) <= size
         self.rest = None if whole else batch.part(size, len(batch.records))
         batch = batch if whole else batch.part(0, size)
@@ -173,10 +180,10 @@ class Slices:
         return batch
 
     def processed(self) -> float:
-        """The slice has gone through all operators; how long that took."""
-        elapsed_s = self.now_s() - self._handed_s
-        self.pace.took(self.count, elapsed_s)
-        return elapsed_s
+        """The slice has gone through all operators; what time it is."""
+        now_s = self.now_s()
+        self.pace.took(self.count, now_s - self.handed_s)
+        return now_s
 
 
 @dataclass
@@ -200,7 +207,10 @@ class ChannelCapture:
 
 @dataclass
 class ChannelInput:
-    """One channel into this subtask. A frame is handed out in slices, and the barrier behind it after the last one."""
+    """One channel into this subtask. A frame is handed out in slices, and the barrier behind it after the last one.
+
+    As many records may be on their way in it as have left it lately, and a few at least; none while it is closed.
+    """
 
     name: str
     channel: Channel
@@ -214,10 +224,18 @@ class ChannelInput:
     now_s: Callable[[], float] = perf_counter
     """Likewise."""
     slices: Slices = field(init=False)
+    closed: bool = False
+    """Whether its writer is to send nothing; see `close`."""
+    window: int = field(init=False)
+    """How many records may be on their way, unless it is closed."""
 
     def __post_init__(self) -> None:
         self.slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
-        self._in_flight = in_flight_pace(self.siblings, cautious=self.cautious, bounds=self.bounds)
+        self._departures = Departures(self.bounds.in_flight_s)
+        self._left_s: float | None = None
+        """When the last record left, if more waited then."""
+        self._least = max(1, IN_FLIGHT_MIN // self.siblings)
+        self.window = self._least
 
     def next(self, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
         if self.slices.rest is None:
@@ -225,7 +243,7 @@ class ChannelInput:
             if frame is None or isinstance(frame, BarrierFrame):
                 return frame
             self.slices.rest = self.codec.decode(frame)
-        return self.slices.next(room, hurried=hurried)
+        return self.slices.next(room, hurried=hurried) if room else None
 
     def capture(self, checkpoint: int) -> ChannelCapture:
         """All that is handed out from now on and was sent before barrier *checkpoint*."""
@@ -238,12 +256,22 @@ class ChannelInput:
         return ((-1, self.slices.count),)
 
     def processed(self) -> None:
-        elapsed_s = self.slices.processed()
-        self._in_flight.took(self.slices.count, elapsed_s)
-        self.channel.took(self.slices.count, self._in_flight.size)
+        now_s, slices = self.slices.processed(), self.slices
+        since_s = slices.handed_s if self._left_s is None else self._left_s
+        self._departures.left(slices.count, since_s=since_s, until_s=now_s)
+        self._left_s = now_s if slices.rest is not None or self.channel.waits else None
+        lately = self._departures.lately(now_s)
+        self.window = max(self._least, min(lately, IN_FLIGHT_CAUTIOUS) if self.cautious else lately)
+        self.channel.took(slices.count, 0 if self.closed else self.window)
+
+    def close(self, closed: bool) -> None:
+        """Have the writer send nothing more, or let it send again."""
+        if closed != self.closed:
+            self.closed = closed
+            self.channel.took(0, 0 if closed else self.window)
 
     def trust(self) -> None:
-        self.slices.pace.most, self._in_flight.most = BATCH_RECORDS_MAX, IN_FLIGHT_RECORDS_MAX
+        self.slices.pace.most, self.cautious = BATCH_RECORDS_MAX, False
 
 
 class RestoredChannel(NamedTuple):

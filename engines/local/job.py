@@ -34,8 +34,16 @@ from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, LastOutput, Worke
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.surroundings.stores import stages
-from exactlyonce.pipeline.errors import EndedAtOnce, EndedEarly, ExactlyOnceError, GraphError, made_from
+from exactlyonce.pipeline.errors import (
+    EndedAtOnce,
+    EndedEarly,
+    ExactlyOnceError,
+    GraphError,
+    StoppedShort,
+    made_from,
+)
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.names import setting
 
 NEVER_S = float("inf")
 LOOK_FOR_REQUESTS_S = 1.0
@@ -87,7 +95,9 @@ class Job:
         self._called: set[Future[Any]] = set()
         """Calls on these threads that are not done."""
         self._whereabouts = Whereabouts()
-        self._at_once = False
+        self._broken_off: EndedAtOnce | None = None
+        """Set once nothing is waited for any more."""
+        self._stop_by_s = NEVER_S
         self._deploy_at: tuple[float, events.Deploy] | None = None
         self._delay_s = 0.0
         """Before the next deployment: what the restart strategy says."""
@@ -124,19 +134,32 @@ class Job:
 
     def stop(self) -> None:
         """Ask for a clean stop, from any thread or a signal handler."""
-        self._post(lambda: self._feed(events.Stop()))
+        self._post(self._stop)
+
+    def _stop(self) -> None:
+        if not self.recovered:
+            self._break_off(StoppedShort("Stopped, as asked for, before anything ran. Nothing is lost."))
+        else:
+            self._stop_by_s = time.monotonic() + self.options.checkpoint.stop_timeout_ms / 1000
+            self._feed(events.Stop())
+
+    def _stopped_too_late(self) -> StoppedShort:
+        why = f"none was complete within {self.options.checkpoint.stop_timeout_ms} ms ({setting('stop_timeout')})"
+        waits = filter(None, (self._whereabouts.hanging(time.monotonic()), self._whereabouts.slow()))
+        return _stopped_short(self.core.manifest, "; ".join((why, *waits)), self.core.deciding)
 
     def end_at_once(self) -> None:
         """End like a process that is killed, but in order; also while it is ending. Likewise from anywhere."""
-        self._at_once = True
-        self._post(self._hurry)
+        why = self._broken_off = self._broken_off or _ended_at_once()
+        self._post(lambda: self._break_off(why))
 
     def _hurried(self) -> bool:
-        return self._at_once
+        return self._broken_off is not None
 
-    def _hurry(self) -> None:
+    def _break_off(self, why: EndedAtOnce) -> None:
+        self._broken_off = self._broken_off or why
         if self._end is None:
-            self._end = events.End(None, _ended_at_once())
+            self._end = events.End(None, self._broken_off)
 
     def _leave_broker(self) -> None:
         """Wait for what is being asked of the broker, and let go of all connections to it."""
@@ -171,8 +194,8 @@ class Job:
     def _wait(self) -> None:
         """Until these threads have nothing to do."""
         while wait(set(self._called), LOOK_INTERVAL_S).not_done:
-            if self._at_once:
-                raise _ended_at_once()
+            if self._broken_off is not None:
+                raise self._broken_off
 
     def _turn(self) -> None:
         for worker in self.workers.alive:
@@ -193,6 +216,9 @@ class Job:
         if time.monotonic() >= self._look_at and self.leader is not None and self._end is None:
             self._look_at = NEVER_S
             self._on(self._mailbox, self.leader.look_for_requests, self._looked)
+        if time.monotonic() >= self._stop_by_s and self._end is None:
+            self._break_off(self._stopped_too_late())
+            return
         self._feed(events.Tick(self._whereabouts.hanging(time.monotonic()), self._whereabouts.slow()))
         self.report.live(self.core)
 
@@ -312,7 +338,7 @@ class Job:
         self._unwatch()
         self._deploy_at, self._last_output = None, LastOutput(self.plan.graph)
         self.workers.kill(self._hurried)
-        if self._at_once:
+        if self._broken_off is not None:
             return
         self._delay_s = effect.delay_ms / 1000
         assert self.leader is not None
@@ -397,7 +423,7 @@ class Job:
                 self._feed(events.Room(message.subtask, found=not message.full))
             case msg.WorkerFailed(_, name, said):
                 text = self.options.client.redact(said)
-                self._feed(events.Failed(text, made_from(name, text) if name else None))
+                self._feed(events.Failed(text, made_from(name, text, message.facts) if name else None))
 
     def _restored(self, subtask: int, fingerprint: str) -> None:
         if fingerprint != self.plan.graph.fingerprint():
@@ -451,6 +477,8 @@ class Job:
         self.report.ended(end.manifest)
         if lost is not None:
             raise lost
+        if end.short:
+            raise _stopped_short(end.manifest, end.short)
         if self.options.until == "latest" and end.manifest is not None and end.manifest.channel_logs:
             raise EndedEarly(_stopped_on_the_way(end.manifest, loops=bool(self.plan.graph.loops)))
         if self.options.until == "latest" and self._finished != self._sources:
@@ -472,6 +500,18 @@ def _ended_at_once() -> EndedAtOnce:
     return EndedAtOnce(
         "Ended at once, as asked for. Nothing is lost: run it again, it takes up from the last completed checkpoint. "
         "Until then, or until they time out, transactions that were open hold back readers of the output."
+    )
+
+
+def _stopped_short(
+    newest: Manifest | None, why: str, deciding: events.PendingCheckpoint | None = None
+) -> StoppedShort:
+    """*deciding*: the checkpoint that was being committed."""
+    begins = f"checkpoint {newest.checkpoint}" if newest is not None and newest.checkpoint else "the beginning"
+    left = f", or from checkpoint {deciding.checkpoint}, whose commit it takes up" if deciding is not None else ""
+    return StoppedShort(
+        f"Stopped, as asked for, without a last checkpoint: {why}. Nothing is lost: the next run goes on from {begins}"
+        f"{left}."
     )
 
 

@@ -1,8 +1,9 @@
 """Loops: the channel of a back edge, from a subtask's end to the beginning of the one of its number, and its input.
 
 Invariants: a loop takes all that it is fed, however much, so that no subtask ever waits for itself; in return its head
-takes no new input while more than `ROUND_RECORDS_MAX` wait to come round, and a loop in which ever more wait, beside
-what it has taken over, ends the job. Order is kept. What rests comes no sooner than its pause is over, and what is
+takes no new input while more than `ROUND_RECORDS_MAX` or `ROUND_BYTES_MAX` wait to come round, nor is it sent any. So
+what cannot get out of a loop for hours stays within these. A loop that feeds itself ends the job: ever more wait in it,
+beside what it has taken over. Order is kept. What rests comes no sooner than its pause is over, and what is
 behind it no sooner than it; a capture has it all the same. After the last barrier of a run nothing is taken, and all
 that comes until it has gone round is captured.
 """
@@ -19,9 +20,9 @@ from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Node
 
 ROUND_RECORDS_MAX = 10_000
-"""Of one subtask, of all its loops: new input pauses while more wait to come round."""
 ROUND_BYTES_MAX = 16 << 20
-"""What a loop may hold beyond what it has taken over, where that alone is as much as it may hold."""
+"""Of one subtask, of all its loops: new input pauses while more wait to come round. So much more than it has taken over
+a loop may hold at least."""
 LOOP_RECORDS_MAX = 1_000_000
 LOOP_BYTES_MAX = 256 << 20
 """Of one subtask and loop: the job ends where more wait."""
@@ -47,6 +48,11 @@ class LoopChannel(LocalChannel):
     def waiting(self) -> int:
         """How many records were fed and are not taken."""
         return self._flow.sent - self._flow.taken
+
+    @property
+    def size(self) -> int:
+        """How many bytes were fed and are not received."""
+        return self._arrivals.size
 
     @property
     def ready(self) -> bool:
@@ -86,6 +92,11 @@ class FeedbackInput(ChannelInput):
     def waiting(self) -> int:
         """How many records are to come round."""
         return self.channel.waiting
+
+    @property
+    def size(self) -> int:
+        """How many bytes, but for what is being handed out."""
+        return self.channel.size
 
     @property
     def ready(self) -> bool:

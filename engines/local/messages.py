@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 
 from exactlyonce.checkpoint.events import Ack
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.backends import StateSettings
 
@@ -51,6 +51,10 @@ class Start(msgspec.Struct, tag=True):
     """The checkpoint topic."""
     storage: str = ""
     """Where blocks are kept; see `Manifest.storage`."""
+    drops_fields: bool = False
+    """`VersionedState.drops_fields`, of all states."""
+    skips: tuple[RecordPlace, ...] = ()
+    """The records of the inputs to leave out."""
 
 
 class Trigger(msgspec.Struct, tag=True):
@@ -145,6 +149,8 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     """The operators whose state finds no room on the disk."""
     notes: list[str]
     """What a person should know that has happened since the last message."""
+    held_up: list[str] = []
+    """Of each sink whose flush would wait, for what."""
     unwritten: dict[str, int] = {}
     """By sink, the records that wait to be written though their checkpoint is finalized."""
     busiest: str = ""
@@ -174,6 +180,8 @@ class WorkerFailed(msgspec.Struct, tag=True):
     message: str
     unwritten: dict[str, int] = {}
     """As in `Progress`."""
+    facts: dict[str, str | int] = {}
+    """As in `ExactlyOnceError`."""
 
 
 class AllWritten(msgspec.Struct, tag=True):

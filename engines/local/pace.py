@@ -1,14 +1,18 @@
-"""Pace: slices that take about a given time, by what the last one cost per record.
+"""Pace: how much is taken at once, and how much may wait.
 
-Invariants: the size is at least 1 and at most what was said; it grows by its factor at most from one slice to the next,
-and shrinks at once. So a first slow slice is a short one, unless records become slow all of a sudden. Pure: the
-time is an argument.
+A slice takes about a given time, by what the last one cost per record. Its size is at least 1 and at most what was
+said; it doubles at most from one slice to the next, and shrinks at once. So a first slow slice is a short one, unless
+records become slow all of a sudden.
+
+A place where records wait (a channel, a sink's client) may hold as many as have left it lately, however they left: see
+`exactlyonce.pipeline.departures`. A subtask takes no more than what is behind it has room for: an `Outlet` knows how
+much of that one record needs. Pure: the time is an argument.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 BATCH_RECORDS_MAX = 2_000
 
@@ -19,7 +23,7 @@ class Bounds(NamedTuple):
     slice_s: float
     """How long a slice may take: barriers, producers and blocks wait for its end."""
     in_flight_s: float
-    """How long what waits in front of a subtask may take: a barrier waits behind it, or it is written."""
+    """For so long a barrier waits behind what waits in front of a subtask, or that is written."""
 
 
 ALIGNED, OVERTAKING = Bounds(0.075, 0.5), Bounds(0.02, 0.2)
@@ -29,8 +33,6 @@ HURRIED_SLICE_S = 0.005
 GATHER_S = 0.01
 """A source that had less than a batch is asked again so long after: a turn with a few records costs nearly as much as
 one with some hundred, and at a modest load a loop would spend itself on such turns."""
-IN_FLIGHT_RECORDS_MAX = 1 << 20
-"""No bound: the bytes of a channel are bounded far below it."""
 
 
 @dataclass
@@ -51,7 +53,6 @@ class Pace:
     size: int
     """Records."""
     most: int
-    growth: int = 2
     _cost_s: float = 0.0
     """Of a record of the last slice."""
 
@@ -60,7 +61,7 @@ class Pace:
         if records:
             self._cost_s = elapsed_s / records
             fits = records * self.target_s / max(elapsed_s, 1e-9)
-            self.size = max(1, min(int(fits), self.growth * self.size, self.most))
+            self.size = max(1, min(int(fits), 2 * self.size, self.most))
 
     def within(self, hurried: bool) -> int:
         """The size of the next slice; *hurried*: one that takes no more than `HURRIED_SLICE_S`."""
@@ -69,9 +70,11 @@ class Pace:
         return max(1, int(HURRIED_SLICE_S / self._cost_s))
 
 
-SLICE_AT_FIRST, IN_FLIGHT_AT_FIRST = 4, 32
+SLICE_AT_FIRST = 4
 """Each record of a first slice may have to wait for stored state of its own."""
-SLICE_CAUTIOUS = 16
+SLICE_CAUTIOUS, IN_FLIGHT_CAUTIOUS = 16, 32
+IN_FLIGHT_MIN = 8
+"""In front of a subtask, by all channels of a shuffle: what leaves doubles with each round trip from there."""
 
 
 def slice_pace(*, cautious: bool = False, bounds: Bounds = ALIGNED) -> Pace:
@@ -79,13 +82,48 @@ def slice_pace(*, cautious: bool = False, bounds: Bounds = ALIGNED) -> Pace:
     return Pace(bounds.slice_s, SLICE_AT_FIRST, SLICE_CAUTIOUS if cautious else BATCH_RECORDS_MAX)
 
 
-def in_flight_pace(channels: int, *, cautious: bool = False, bounds: Bounds = ALIGNED) -> Pace:
-    """Of one of so many channels into a subtask: how many records may be on their way in it; likewise.
+class TakesRecords(Protocol):
+    """What a subtask puts records out to: a channel, or a sink's writer."""
 
-    Each growth takes a round trip, in which the writer may have to pause: so there are few of them.
+    @property
+    def room(self) -> int:
+        """How many more it should be given now; 0: who gives them should pause."""
+
+    @property
+    def records(self) -> int:
+        """How many it was given so far."""
+
+
+SHARE_MIN = 1e-3
+SHARE_RECORDS = 1_000
+
+
+@dataclass
+class Outlet:
+    """*behind* a subtask, and how much of it one record takes that the subtask does.
+
+    That is far below 1 where a shuffle sends it few of the keys, and above where operators make several of one. It
+    rises at once, and falls with some `SHARE_RECORDS`.
     """
-    most = IN_FLIGHT_AT_FIRST if cautious else IN_FLIGHT_RECORDS_MAX
-    return Pace(bounds.in_flight_s / channels, IN_FLIGHT_AT_FIRST, most, growth=8)
+
+    behind: TakesRecords
+    share: float = 1.0
+    _sent: int = 0
+
+    @property
+    def room(self) -> int:
+        """How many records the subtask may take."""
+        room = self.behind.room
+        return room and max(1, int(room / self.share))
+
+    def took(self, records: int) -> None:
+        """The subtask has taken *records*, and has put out what came of them."""
+        if not records:
+            return
+        sent, self._sent = self.behind.records - self._sent, self.behind.records
+        share = max(sent / records, SHARE_MIN)
+        fall = min(1.0, records / SHARE_RECORDS)
+        self.share = share if share > self.share else self.share + (share - self.share) * fall
 
 
 def snapshot_budget_s(records_s: float) -> float:

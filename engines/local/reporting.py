@@ -15,9 +15,9 @@ from typing import Any, Protocol, TextIO
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.engines import events
 from exactlyonce.engines.local.messages import Acknowledge, Progress
 from exactlyonce.engines.local.workers import WorkerHandle
-from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.sizes import shown_bytes
 
 LIVE_INTERVAL_S = 0.5
@@ -38,17 +38,16 @@ class Reporter(Protocol):
         """The run is over."""
 
 
-class JsonReporter:
-    """One JSON line per checkpoint, start, restart and end; with *verbose*, per protocol step too."""
+class EventReporter:
+    """Hands events of *level* or graver to *on_event*."""
 
-    def __init__(self, stream: TextIO | None = None, *, verbose: bool = False) -> None:
-        self._stream = stream or sys.stderr
-        self._verbose = verbose
+    def __init__(self, on_event: Callable[[Mapping[str, Any]], None], *, level: str = "info") -> None:
+        self._on_event = on_event
+        self._is_told = events.Selection(level)
 
     def event(self, event: Mapping[str, Any]) -> None:
-        if self._verbose or event["event"] != "step":
-            self._stream.write(json.dumps(event) + "\n")
-            self._stream.flush()
+        if self._is_told(event):
+            self._on_event(event)
 
     def live(self, figures: Mapping[str, Any]) -> None:
         return None
@@ -57,17 +56,32 @@ class JsonReporter:
         return None
 
 
-class TerminalReporter:
-    """A line that is written over and over, and a line for each event that a person should read."""
+class JsonReporter(EventReporter):
+    """A line of JSON for each event of *level* or graver."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, level: str = "info") -> None:
+        super().__init__(self._write, level=level)
         self._stream = stream or sys.stderr
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        self._stream.write(json.dumps(event) + "\n")
+        self._stream.flush()
+
+
+class TerminalReporter:
+    """A line that is written over and over, and one for each event of *level* or graver that a person should read."""
+
+    def __init__(self, stream: TextIO | None = None, *, level: str = "info") -> None:
+        self._stream = stream or sys.stderr
+        self._is_told = events.Selection(level)
         self._last: Mapping[str, Any] = {}
         self._shown = False
 
     def event(self, event: Mapping[str, Any]) -> None:
         if event["event"] == "checkpoint":
             self._last = event
+        elif not self._is_told(event):
+            return
         elif event["event"] == "note":
             self._say(str(event["text"]))
         elif event["event"] == "started":
@@ -117,8 +131,8 @@ class Report:
         self._gap_ms = 0.0
         self._waiting_at = 0.0
 
-    def _event(self, event: str, **fields: Any) -> None:
-        self._reporter.event({"event": event, "at_ms": SystemClock().now_ms(), "pipeline": self._pipeline, **fields})
+    def _event(self, kind: str, /, **fields: Any) -> None:
+        self._reporter.event(events.event(kind, self._pipeline, **fields))
 
     def note(self, text: str) -> None:
         """Something a person should know."""

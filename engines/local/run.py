@@ -7,21 +7,20 @@ that a checkpoint that any of them completes counts as progress.
 
 from __future__ import annotations
 
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.local.inline import InlineWorker
 from exactlyonce.engines.local.job import Job
-from exactlyonce.engines.local.reporting import JsonReporter, Reporter
+from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Reporter
 from exactlyonce.engines.local.workers import WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.stop_signals import handling_stop_signals
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Undetermined
 from exactlyonce.pipeline.loading import Loaded
 
 
@@ -51,27 +50,18 @@ class Stopper:
             self._job.stop()
 
 
-@contextmanager
-def _signals(stopper: Stopper, *, inline: bool) -> Iterator[None]:
-    """SIGINT and SIGTERM stop cleanly, where this is the main thread; again, at once.
+def _handler(stopper: Stopper, *, inline: bool) -> Callable[..., None]:
+    """What a signal does: the run stops cleanly; again, at once.
 
     *inline*: the user's code runs on this thread, and may not return: only an exception gets it out.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def stop(*_: Any) -> None:
         stopper.stop()
         if inline and stopper.asked_again:
             raise KeyboardInterrupt
 
-    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+    return stop
 
 
 def run_loaded(
@@ -85,7 +75,7 @@ def run_loaded(
     physical = plan(graph, options.parallelism)
     refuse_too_many(physical)
     restart, recovered = options.restart_strategy(), False
-    with _signals(stopper, inline=options.inline):
+    with handling_stop_signals(_handler(stopper, inline=options.inline)):
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
             job = Job(physical, loaded.reference, options, workers, reporter, restart)
@@ -102,8 +92,21 @@ def run_loaded(
                     raise
 
 
-def run(loaded: Loaded, **options: Any) -> Manifest | None:
-    """What `Pipeline.run` calls: *options* are those of `exactlyonce run`, with underscores."""
+def run(
+    loaded: Loaded,
+    *,
+    on_event: Callable[[Mapping[str, Any]], None] | None = None,
+    log_level: str = "info",
+    **options: Any,
+) -> Manifest | None:
+    """What `Pipeline.run` calls: *options* are those of `exactlyonce run`, with underscores.
+
+    *on_event* is called with each event of *log_level* or graver, by one thread; without it each is a line of JSON on
+    stderr.
+    """
     from exactlyonce.engines.configuration import options_from
 
-    return run_loaded(loaded, options_from(options), JsonReporter())
+    if on_event is not None and not callable(on_event):
+        raise ConfigError(f"on_event is {on_event!r}: give a function that takes an event, a dict.")
+    reporter = JsonReporter(level=log_level) if on_event is None else EventReporter(on_event, level=log_level)
+    return run_loaded(loaded, options_from(options), reporter)

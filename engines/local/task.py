@@ -33,9 +33,9 @@ from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, Input, RestoredInput, SourceInput
-from exactlyonce.engines.local.loops import ROUND_RECORDS_MAX, FeedbackInput, LoopChannel
+from exactlyonce.engines.local.loops import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, FeedbackInput, LoopChannel
 from exactlyonce.engines.local.messages import Acknowledge
-from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX
+from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
 from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.order_log import OrderRuns
 from exactlyonce.pipeline.errors import require
@@ -65,8 +65,8 @@ class Subtask:
     inputs: list[Input]
     tables: list[Table[Any]]
     sinks: list[SinkWriter]
-    outputs: list[list[Channel]]
-    """By shuffle that begins here, its channels to every subtask behind it."""
+    outputs: list[Channel]
+    """Of each shuffle that begins here, to every subtask behind it."""
     fed: list[LoopChannel]
     """The loops that are fed here."""
     blocks: AttemptBlocks
@@ -88,11 +88,14 @@ class Subtask:
         self._loops = [each for each in self.inputs if isinstance(each, FeedbackInput)]
         self._turn: deque[Input] = deque(each for each in self.inputs if not isinstance(each, FeedbackInput))
         """What is new, which takes turns."""
+        self._into_loops = [each for each in self._turn if isinstance(each, ChannelInput)] if self._loops else []
+        """The channels that are closed while too much goes round."""
         self.alignment = Alignment(
             (each.name for each in self._turn),
             feedback=(each.name for each in self._loops),
             exactly_once=self.exactly_once,
         )
+        self._outlets = [*map(Outlet, self.outputs), *map(Outlet, self.sinks)]
         self._came_round = False
         """Whether what was taken last had gone round."""
         self._last: int | None = None
@@ -134,25 +137,22 @@ class Subtask:
     @property
     def room(self) -> int:
         """How many records may be taken; 0: what is behind this subtask must drain first."""
-        if any(sink.full for sink in self.sinks):
-            return 0
-        rooms = [BATCH_RECORDS_MAX]
-        for channels in self.outputs:
-            widest = max(channel.window for channel in channels)
-            rooms += [channel.room(widest) for channel in channels]
-        return min(rooms)
+        return min([BATCH_RECORDS_MAX, *[each.room for each in self._outlets]])
 
     def step(self) -> bool:
         """Take one batch or barrier from the next input that has one; True if there was any."""
+        crowded = bool(self._loops) and self._has_too_much
+        for each in self._into_loops:
+            each.close(crowded)
         room = self.room
-        if not room:
-            return False
         if self.restored is not None and not self.restored.goes_round:
-            return not self.full and self._take_restored(self.restored, room)
+            return bool(room) and not self.full and self._take_restored(self.restored, room)
         rounds = self._rounds()
-        for source in self._in_turn(rounds):
+        for source in self._in_turn(rounds, crowded=crowded):
             if isinstance(source, RestoredInput):
-                return self._take_restored(source, room)
+                if room:
+                    return self._take_restored(source, room)
+                continue
             if self.alignment.is_held(source.name):
                 continue
             item = source.next(room, hurried=self.hurried)
@@ -184,15 +184,16 @@ class Subtask:
         return [each for each in self._loops if each.ready and not self.alignment.is_held(each.name)]
 
     @property
-    def _crowded(self) -> bool:
-        """Whether too much goes round for anything new, but for what lies before a barrier that is awaited."""
-        return not self._due and self.going_round > ROUND_RECORDS_MAX
+    def _has_too_much(self) -> bool:
+        """Whether too much goes round for anything new."""
+        return self.going_round > ROUND_RECORDS_MAX or sum(each.size for each in self._loops) > ROUND_BYTES_MAX
 
-    def _in_turn(self, rounds: Sequence[Input]) -> Iterator[Input]:
+    def _in_turn(self, rounds: Sequence[Input], *, crowded: bool) -> Iterator[Input]:
         """The inputs, in the order in which something is to be taken of them."""
         if not self._came_round:
             yield from rounds
-        for _ in range(0 if self._crowded else len(self._turn)):
+        takes_new = self._due or not crowded  # before a barrier, what lies there
+        for _ in range(len(self._turn) if takes_new else 0):
             source = self._turn[0]
             self._turn.rotate(-1)
             yield source
@@ -206,6 +207,8 @@ class Subtask:
             self.order.end_batch()
         source.push(batch)
         source.processed()
+        for each in self._outlets:
+            each.took(len(batch.records))
 
     def _barrier(self, source: Input, frame: BarrierFrame) -> None:
         if isinstance(source, SourceInput):
@@ -257,7 +260,7 @@ class Subtask:
         exact, log = self.alignment.exact, None
         if self.order is not None and (self.order.runs or not exact):
             log = self.order.cut(exact=exact)
-        for channel in chain(chain.from_iterable(self.outputs), self.fed):
+        for channel in chain(self.outputs, self.fed):
             channel.send_barrier(frame)
         for each in self.inputs:
             each.trust()

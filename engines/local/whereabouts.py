@@ -7,6 +7,7 @@ is an argument, in seconds that only grow.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 
 from exactlyonce.engines.local.messages import Occupied, Progress
 
@@ -63,13 +64,16 @@ class Whereabouts:
         )  # fmt: skip
 
     def slow(self) -> str:
-        """The operators that take most of their workers' time, and much of it for each record."""
-        return "; ".join(
-            f"operator {told.busiest!r} takes {told.busiest_ms:,.0f} ms a record ({told.busiest_share:.0%} of the time "
-            f"of worker {told.subtask})"
-            for worker in self._workers.values()
-            if (told := worker.progress) and told.busiest_ms >= SLOW_MS and told.busiest_share >= SLOW_SHARE
+        """The operators that take most of their workers' time, and much of it for each record; and what sinks wait
+        for."""
+        told = [worker.progress for worker in self._workers.values() if worker.progress is not None]
+        operators = (
+            f"operator {each.busiest!r} takes {each.busiest_ms:,.0f} ms a record ({each.busiest_share:.0%} of the time "
+            f"of worker {each.subtask})"
+            for each in told
+            if each.busiest_ms >= SLOW_MS and each.busiest_share >= SLOW_SHARE
         )
+        return "; ".join(chain(operators, *(each.held_up for each in told)))
 
     def _place(self, subtask: int, now_s: float) -> str:
         worker = self._workers[subtask]

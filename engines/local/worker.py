@@ -272,6 +272,7 @@ class Worker:
                 ],
                 notes=[note for source in self._sources for note in source.notes] + self.built.notes,
                 full=sorted(self._full),
+                held_up=[writer.held_up for writer in self.built.writers if writer.held_up],
                 unwritten=self.unwritten,
                 busiest=busiest,
                 busiest_ms=busiest_ms,
@@ -312,7 +313,7 @@ def serve(connection: msg.Connection) -> None:
                         writer.abandon()
     except ExactlyOnceError as error:
         name = class_name(error) if is_fatal(error) else ""
-        connection.send(msg.WorkerFailed(start.subtask, name, sendable(str(error)), unwritten))
+        connection.send(msg.WorkerFailed(start.subtask, name, sendable(str(error)), unwritten, {**error.facts}))
     except Exception as error:  # nobody has foreseen it: the restart is to say why, and the traceback where
         said = f"{type(error).__name__}: {text_of(error)}{place_of(error)}"
         connection.send(msg.WorkerFailed(start.subtask, "", said, unwritten))

@@ -184,11 +184,11 @@ class LastOutput:
 
     def error(self, checkpoint: int, redact: Callable[[str], str]) -> ExactlyOnceError | None:
         """What the run is to end with behind the last *checkpoint*, once all workers are gone; None: all is well."""
-        name, why = "", "a worker was killed, or did not end in time."
+        name, why, facts = "", "a worker was killed, or did not end in time.", {}
         if self._failure is not None:
-            name, why = self._failure.error, redact(self._failure.message)
+            name, why, facts = self._failure.error, redact(self._failure.message), self._failure.facts
         if not (self._waiting and self._missing):
-            return made_from(name, why) if name else None
+            return made_from(name, why, facts) if name else None
         lost: Counter[str] = Counter()
         for unwritten in self._missing.values():
             lost.update(unwritten)
@@ -198,4 +198,4 @@ class LastOutput:
             f"it: {counted or 'nobody knows how many, of ' + ', '.join(map(repr, self._waiting))}. Their input counts "
             f"as done with, so that they do not come again, as delivery at_most_once has it. The reason: {why}"
         )
-        return made_from(name, said) if name else OutputLost(said)
+        return made_from(name, said, facts) if name else OutputLost(said)

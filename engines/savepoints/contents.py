@@ -37,7 +37,9 @@ class SavedOperator(msgspec.Struct, frozen=True):
     version: int = 1
     """The newest of its states."""
     keys: Any = None
-    """The schema of the keys, as far as it is known."""
+    """The schema of the keys, as far as their type is noted."""
+    key_forms: int = 0
+    """Of an export, what its keys are, whatever their type: `pipeline.key_types`; 0: unknown."""
     files: tuple[SavedFile, ...] = ()
     """Of an export; in the topic there are none."""
 

@@ -41,6 +41,7 @@ from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
 from exactlyonce.engines.savepoints.loops import LoopEntry
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt, StorageUnavailable
 from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.pipeline.key_types import forms_of
 
 METADATA = "_metadata.json"
 REMOVED = "_removed.json"
@@ -141,6 +142,7 @@ def _files_of(operators: Iterable[SavedOperator], loops: Iterable[SavedLoop]) ->
 
 def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> SavedOperator:
     files: list[SavedFile] = []
+    key_forms = 0
     for entries in portions(savepoint.entries(operator.operator), FILE_BYTES, FILE_RECORDS, by_version=True):
         version = entries[0].version
         metadata = {
@@ -149,9 +151,10 @@ def _exported(savepoint: Savepoint, operator: SavedOperator, folder: Folder) -> 
         }
         if version == operator.version:  # of an older one nothing is known any more
             metadata["exactlyonce.state_schema"] = msgspec.json.encode(operator.schema).decode()
+        key_forms |= forms_of(each.key for each in entries)
         records = [{"key_group": each.group, "key": each.key, "state": each.state} for each in entries]
         files.append(_put(folder, f"{operator.operator}-{len(files)}.avro", _STATES, records, metadata, version))
-    return msgspec.structs.replace(operator, files=tuple(files))
+    return msgspec.structs.replace(operator, files=tuple(files), key_forms=key_forms)
 
 
 def _exported_loop(savepoint: Savepoint, loop: SavedLoop, folder: Folder) -> SavedLoop:

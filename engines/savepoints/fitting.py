@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,10 +19,10 @@ from exactlyonce.engines import in_flight
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
-from exactlyonce.engines.savepoints.kept_state import KeptState
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState
 from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import ConfigError, GraphError
-from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.graph import LogicalGraph, Node
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.state_type import StateType
 
@@ -39,9 +39,13 @@ class Surroundings:
     storage: str
     """Where the states are written; see `Manifest.storage`."""
     note: Callable[[str], None]
+    drops_fields: bool = False
+    """Whether fields of states that their types do not have are given up."""
 
 
-def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, SavedOperator]:
+def fitting(
+    saved: Saved, graph: LogicalGraph, asked: Restoration, *, drops_fields: bool = False
+) -> dict[str, SavedOperator]:
     """By operator of *graph*, its state in the savepoint; those without begin empty.
 
     Raises GraphError for a mapping that names nothing or makes two into one, and for state that no operator takes and
@@ -55,7 +59,7 @@ def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, 
     _require_given_up(
         dropped, asked, f"has state of {', '.join(map(repr, dropped))}, and the pipeline no such operator"
     )
-    types: dict[str, StateType[Any]] = {new: StateType(new, now[new].kept) for new in found if new in now}
+    types = {new: state_type_of(now[new], drops_fields=drops_fields) for new in found if new in now}
     if not asked.allow_dropped:
         for new, state_type in types.items():
             state_type.require_keys(found[new].keys, "; or leave its state behind by --allow-dropped-state")
@@ -69,6 +73,38 @@ def fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, 
     return found
 
 
+def state_type_of(node: Node, *, drops_fields: bool) -> StateType[Any]:
+    """The type of the states of *node*."""
+    return StateType(node.id, replace(node.kept, drops_fields=drops_fields))
+
+
+def judge_dropped(
+    state_type: StateType[Any],
+    written: Any,
+    version: int,
+    entries: Callable[[], Iterable[KeptEntry]],
+    note: Callable[[str], None],
+) -> None:
+    """Look at all *entries*, states of schema *written* and of *version*, if they have fields that are dropped. Raises
+    `StateIncompatible` where some do not have their defaults and nobody gives them up; else notes what goes."""
+    paths = state_type.dropped(written, version)
+    if not paths:
+        return
+    kept, keys, other = set[str](), 0, 0
+    for entry in entries():
+        keys += 1
+        if entry.version == version and (found := state_type.changed(entry.state, written)):
+            kept.update(found)
+            other += 1
+    if other and not state_type.drops_fields:
+        raise state_type.would_drop(kept, f"{other:,} of {keys:,} keys")
+    what = f"{other:,} of {keys:,} keys had other values there" if other else f"{keys:,} keys have their defaults there"
+    note(
+        f"the state of operator {state_type.operator!r} has fields that {state_type.name} does not have; they go with "
+        f"the next checkpoint: {', '.join(paths)}; {what}"
+    )
+
+
 def loops_fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict[str, SavedLoop]:
     """By loop of *graph*, what goes round it in the savepoint. Raises GraphError for records that no loop takes and
     nobody gives up."""
@@ -80,19 +116,27 @@ def loops_fitting(saved: Saved, graph: LogicalGraph, asked: Restoration) -> dict
     return {new: each for new, each in found.items() if new in now}
 
 
-def require_readable(graph: LogicalGraph, newest: Manifest, blocks: Blocks) -> None:
+def require_readable(
+    graph: LogicalGraph,
+    newest: Manifest,
+    blocks: Blocks,
+    note: Callable[[str], None] = lambda text: None,
+    *,
+    drops_fields: bool = False,
+) -> None:
     """Raise `StateIncompatible` where an operator of *graph* cannot read its state of *newest*, which the pipeline goes
     on from, and `GraphError` where records that were on their way have no place in *graph*: so that no run that goes
-    well is fenced for one that cannot."""
+    well is fenced for one that cannot. *note* is told of fields that are dropped."""
     now = {node.id: node for node in graph.stateful}
     for snapshot in newest.operators:
-        head = None
         with suppress(DamagedRecord, DamagedState):  # recovery says what can be done about it
-            head = KeptState(newest, snapshot, blocks).head()
-        if head is not None and head.operator in now:
-            state_type: StateType[Any] = StateType(head.operator, now[head.operator].kept)
-            state_type.require_keys(head.keys)
-            state_type.require_readable(head.schema, head.version)
+            kept = KeptState(newest, snapshot, blocks)
+            head = kept.head()
+            if head is not None and head.operator in now:
+                state_type = state_type_of(now[head.operator], drops_fields=drops_fields)
+                state_type.require_keys(head.keys)
+                state_type.require_readable(head.schema, head.version)
+                judge_dropped(state_type, head.schema, head.version, kept.entries, note)
     if graph.fingerprint() != newest.fingerprint:
         with suppress(DamagedRecord, DamagedState):
             for subtask in range(newest.parallelism):

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import reduce
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, or_
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, Operator
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.pipeline.avro import avro_of, plain_values
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.key_types import described_forms
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.index import Index, IndexHead, decode_index
@@ -71,6 +73,14 @@ class KeptState:
     def head(self) -> IndexHead | None:
         """What the index says of all states; None where there is no state."""
         return next((decode_index(body).head for parts in self._snapshot.index for body in self._bodies(parts)), None)
+
+    def keys(self) -> Any:
+        """The schema of the keys: that of their type where it is noted, or of what all of them are; None: unknown."""
+        indexes = [each for own in self._indexes().values() for each in own]
+        if noted := next((each.head.keys for each in indexes if each.head.keys is not None), None):
+            return noted
+        forms = [block.key_forms for each in indexes for block in each.blocks]
+        return described_forms(reduce(or_, forms)) if forms and all(forms) else None
 
     def parts(self) -> dict[int, list[int]]:
         """By old subtask, the key groups of which it has any state. Where the source's partitions say which subtask has

@@ -10,6 +10,7 @@ that the same command, repeated, goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import groupby
 from typing import TypeVar
 
@@ -36,9 +37,11 @@ from exactlyonce.engines.savepoints.exported import ExportedSavepoint
 from exactlyonce.engines.savepoints.fitting import (
     Surroundings,
     fitting,
+    judge_dropped,
     loops_fitting,
     offsets_now,
     refuse_by_partition,
+    state_type_of,
 )
 from exactlyonce.engines.savepoints.kept_state import KeptEntry
 from exactlyonce.engines.savepoints.loops import frames_of_loop, require_same
@@ -97,7 +100,12 @@ class Restoring:
             return
         self._savepoint = self._found(history or History(around.graph.pipeline_id), exported)
         saved = self._savepoint.saved
-        self._operators = fitting(saved, around.graph, asked)
+        self._operators = fitting(saved, around.graph, asked, drops_fields=around.drops_fields)
+        for new, operator in self._operators.items():
+            if operator.schema is not None:
+                state_type = state_type_of(around.graph.node(new), drops_fields=around.drops_fields)
+                states = partial(self._savepoint.entries, operator.operator)
+                judge_dropped(state_type, operator.schema, operator.version, states, around.note)
         refuse_by_partition(self._operators, around)
         self._loops = loops_fitting(saved, around.graph, asked)
         for new, loop in self._loops.items():

@@ -1,7 +1,8 @@
-"""The Spark session that the commands work with: an embedded one unless a master is named.
+"""The Spark session that the commands work with: the program's own, that of spark-submit, or an embedded one.
 
-Invariants: only `SparkSession` is used, so that Spark Connect does as well; what would break the guarantee (tasks that
-run twice at the same time) or cannot work (no Java, no PySpark) is refused with what to do.
+Invariants: a session that is not ours is used as it is, and never stopped; what spark-submit was given stays. Only
+`SparkSession` is used, so that Spark Connect does as well. What would break the guarantee (tasks that run twice at the
+same time) or cannot work (no Java, no PySpark) is refused with what to do.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from exactlyonce.pipeline.extras import needing
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MASTER_DEFAULT = "local[*]"
+MASTER_DEFAULT = "local[*,4]"
+"""All cores of this machine. As on a cluster, a task is tried four times: its Python worker may have been killed."""
+_SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
+"""Variables of a program whose Spark somebody else has chosen: spark-submit, or whoever named a Connect server."""
 STDERR = 2
 """Its descriptor."""
 JAVA_VERSION_MIN = 17
@@ -43,36 +47,76 @@ LONG_TIMEOUTS = {
 
 
 @contextmanager
-def session(master: str, conf: Mapping[str, str], name: str, log: Path | None = None) -> Iterator[SparkSession]:
-    """A session at *master*, or the Connect server that it names (`sc://...`); stopped at the end.
+def session(master: str | None, conf: Mapping[str, str], name: str, log: Path | None = None) -> Iterator[SparkSession]:
+    """The session that the program has; else one that is stopped at the end.
 
-    What Spark and its JVM write to stderr goes to the file *log*, if there is one: our stderr has our lines alone.
+    *master*: where that is, or the Connect server that it is asked of (`sc://...`); None: where spark-submit says, and
+    else on this machine. What Spark and its JVM write to stderr goes to the file *log*, if there is one: our stderr has
+    our lines alone. *name* is what Spark shows of a session that is neither the program's nor spark-submit's.
     """
-    builder_of = _builder_class()
-    settings = {**_defaults(master), **conf}
-    refuse_speculation(settings)
-    _name_python(settings.get("spark.pyspark.python"))
-    builder = builder_of.builder.appName(name)
-    if master.startswith("sc://"):
-        builder = builder.remote(master)
-    else:
-        require_java()
-        builder = builder.master(master)
-    for setting, value in settings.items():
-        builder = builder.config(setting, value)
+    sessions = _session_class()
+    if (theirs := _running(sessions)) is not None:
+        _refuse_choices({"--master": master, "--spark-conf": conf, "--spark-log": log})
+        _refuse_speculation_in(theirs)
+        yield theirs
+        return
+    spark = _started(sessions.builder, master, conf, name, log or Path(os.devnull))
     try:
-        with _stderr_into(log or Path(os.devnull)):
-            spark = builder.getOrCreate()
-    except Exception as error:
-        if not is_sparks(error):
-            raise
-        raise not_ready(f"Spark could not be started with --master {master}.", error) from None
-    try:
-        refuse_speculation({"spark.speculation": spark.conf.get("spark.speculation", "false") or "false"})
+        _refuse_speculation_in(spark)
         yield spark
     finally:
         with suppress(Exception):  # whatever py4j raises where the JVM is gone: then it has stopped
             spark.stop()
+
+
+def _running(sessions: type[SparkSession]) -> SparkSession | None:
+    """The session that this program has, on whatever thread."""
+    try:
+        return sessions.active()
+    except Exception as error:
+        if not is_sparks(error):
+            raise
+        return None
+
+
+def _refuse_choices(options: Mapping[str, object]) -> None:
+    """Raise `ConfigError` if a session that goes on was to be another one, by any of *options*."""
+    if given := [name for name, value in options.items() if value]:
+        raise ConfigError(
+            f"This program has a Spark session, and the work goes there: {' and '.join(given)} cannot change it. Leave "
+            f"that out, or stop the session first."
+        )
+
+
+def _started(
+    builder: SparkSession.Builder, master: str | None, conf: Mapping[str, str], name: str, log: Path
+) -> SparkSession:
+    submitted = any(each in os.environ for each in _SUBMITTED)
+    if master is None and not submitted:
+        master = MASTER_DEFAULT
+    settings = {**({} if submitted else _defaults(master or "")), **conf}
+    refuse_speculation(settings)
+    _name_python(settings.get("spark.pyspark.python"))
+    if not submitted:
+        builder = builder.appName(name)
+    if master is not None:
+        builder = builder.remote(master) if master.startswith("sc://") else builder.master(master)
+    if not submitted and not (master or "").startswith("sc://"):
+        require_java()
+    for setting, value in settings.items():
+        builder = builder.config(setting, value)
+    try:
+        with _stderr_into(log):
+            return builder.getOrCreate()
+    except Exception as error:
+        if not is_sparks(error):
+            raise
+        chosen = "as it was submitted" if master is None else f"with --master {master}"
+        raise not_ready(f"Spark could not be started {chosen}.", error) from None
+
+
+def _refuse_speculation_in(spark: SparkSession) -> None:
+    refuse_speculation({"spark.speculation": spark.conf.get("spark.speculation", "false") or "false"})
 
 
 @contextmanager
@@ -93,6 +137,12 @@ def _stderr_into(log: Path) -> Iterator[None]:
 def is_local(master: str) -> bool:
     """Whether all of it runs on this machine."""
     return master.startswith("local") and not master.startswith("local-cluster")
+
+
+def runs_here(spark: SparkSession) -> bool:
+    """Whether all of its tasks run on this machine; a Connect server's are elsewhere, as far as can be known here."""
+    connects = "connect" in type(spark).__module__.split(".")
+    return not connects and is_local(spark.conf.get("spark.master", "") or "")
 
 
 def refuse_speculation(settings: Mapping[str, str]) -> None:
@@ -123,7 +173,7 @@ def _one_of_each(batches):  # type: ignore[no-untyped-def]  # Arrow's types are 
     yield pyarrow.RecordBatch.from_arrays([pyarrow.array([1], pyarrow.int32())], ["one"])
 
 
-def _builder_class() -> type[SparkSession]:
+def _session_class() -> type[SparkSession]:
     """Also sees to what PySpark itself asks for only later."""
     for package in ("pyspark", "pandas", "pyarrow"):
         with needing("spark", package, "What runs on Spark"):

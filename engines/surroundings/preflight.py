@@ -7,16 +7,16 @@ a partition that was added is read from offset 0, whenever it is noticed, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import msgspec
 
-from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace, SourceOffset
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import Readable
-from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
+from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.sinks.writer import WritesToTopic
 
@@ -42,6 +42,19 @@ class Inputs:
         """By topic name."""
         return {name: topic.topic_id for name, topic in self.described.items()}
 
+    @property
+    def counted(self) -> tuple[tuple[str, str, int], ...]:
+        """(source id, topic, partitions) of every source."""
+        return tuple((id, each.topic, self.described[each.topic].partitions) for id, each in self.sources.items())
+
+    def require_read(self, places: Iterable[RecordPlace]) -> None:
+        """ConfigError where one of *places* is in no partition that the pipeline reads."""
+        for place in places:
+            topic = self.described.get(place.topic)
+            if topic is None or place.partition >= topic.partitions:
+                there = ", ".join(f"{each.name} with {each.partitions} partitions" for each in self.described.values())
+                raise ConfigError(f"--skip {place}: the pipeline reads no such partition. It reads {there}.")
+
     def start_offsets(self) -> tuple[SourceOffset, ...]:
         """Where a pipeline without a checkpoint begins."""
         return tuple(
@@ -49,6 +62,13 @@ class Inputs:
             for source, each in sorted(self.sources.items())
             for partition, offset in sorted(each.first_offsets(source, self.topics).items())
         )
+
+    def first_offsets(self) -> Offsets:
+        """The same, by source and partition."""
+        found: Offsets = {source: {} for source in self.sources}
+        for each in self.start_offsets():
+            found[each.source][each.partition] = each.offset
+        return found
 
     def offsets_from(self, manifest: Manifest) -> Offsets:
         """Sn of every partition; a partition added since then begins at its beginning."""
@@ -118,7 +138,8 @@ def require_unread(topics: Topics, manifest: Manifest, topic: Topic) -> None:
                 f"Input is missing: checkpoint {manifest.checkpoint} goes on at {name}[{each.partition}] offset "
                 f"{each.offset}, but the topic begins at {first[each.partition]} now: retention has taken offsets "
                 f"{each.offset} to {first[each.partition] - 1}.\n"
-                f"  Choices: restore them from a replica or backup and run again; {_reset(manifest)}."
+                f"  Choices: restore them from a replica or backup and run again; {_reset(manifest)}.",
+                **_place(each),
             )
         if each.offset > end[each.partition]:
             raise _truncated(manifest, each, f"the topic ends at {end[each.partition]}")
@@ -161,8 +182,13 @@ def _truncated(manifest: Manifest, read: SourceOffset, how: str) -> Halt:
         f"Input is missing: checkpoint {manifest.checkpoint} has read {read.topic}[{read.partition}] up to offset "
         f"{read.offset}, but {how}: its log was truncated. Other records may have the offsets of those that were read, "
         f"and would be skipped.\n"
-        f"  Choices: restore it from a replica or backup; {_reset(manifest)}."
+        f"  Choices: restore it from a replica or backup; {_reset(manifest)}.",
+        **_place(read),
     )
+
+
+def _place(read: SourceOffset) -> Facts:
+    return {"operator": read.source, "topic": read.topic, "partition": read.partition, "offset": read.offset}
 
 
 def check_operators(graph: LogicalGraph, manifest: Manifest) -> None:
@@ -216,6 +242,14 @@ class OutputTopics:
     def counted(self) -> tuple[tuple[str, str, int], ...]:
         """(sink id, topic, partitions) of every sink."""
         return tuple((id, sink.topic, self.described[sink.topic].partitions) for id, sink in self.sinks.items())
+
+    @property
+    def foreseen(self) -> tuple[tuple[str, str, int], ...]:
+        """The same, though topics may be missing, which will be created."""
+        known = {name: topic.partitions for name, topic in self.described.items()}
+        return tuple(
+            (id, sink.topic, known.get(sink.topic, sink.create_partitions or 1)) for id, sink in self.sinks.items()
+        )
 
     def create_missing(self, manifest: Manifest | None, note: Callable[[str], None]) -> None:
         """Create the topics that there are not; Halt if *manifest*, the newest, shows that they were written to."""

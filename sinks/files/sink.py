@@ -119,6 +119,12 @@ class FileSink(Sink[T]):
             return
         yield from partitions.problems(self.partition_by, fields)
 
+    @property
+    def shown(self) -> str:
+        """Folder, format, and what it is partitioned by."""
+        by = f" by {', '.join(self.partition_by)}" if self.partition_by else ""
+        return f"{self.path} {self.format}{by}"
+
     def describe(self, type_: Any) -> dict[str, Any]:
         """Folder, format, partitions, and the records' schema; when a file is closed is not part of what it is."""
         return {

@@ -1,7 +1,7 @@
 """The writer of one subtask of a file sink: the loop hands rows over, and a thread of its own waits for the disk.
 
 Invariants: rows and barriers go to the thread in the order in which they come; what is handed over and not written yet
-is bounded by bytes, and `full` says when; the committable of an interval is told once its files are durable. What stops
+is bounded by bytes, and `room` says when; the committable of an interval is told once its files are durable. What stops
 the thread stops the sink: the next call raises, and nothing is acknowledged behind it.
 """
 
@@ -19,7 +19,7 @@ from exactlyonce.sinks.files.format import EncodedPart
 from exactlyonce.sinks.files.layout import KIND, StagedList, WaitingFile, encode_staged
 from exactlyonce.sinks.files.publishing import WaitingFileGone
 from exactlyonce.sinks.files.staging import StagedFiles
-from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
+from exactlyonce.sinks.writer import ROOM, FlushedInterval, SinkFailed
 
 BACKLOG_BYTES_MAX = 32 << 20
 
@@ -58,9 +58,15 @@ class FilesWriter:
     # --- the loop's side --------------------------------------------------------------------------------------------
 
     @property
-    def full(self) -> bool:
-        """Whether the disk is behind. It gets on without a barrier."""
-        return self._backlog_bytes > BACKLOG_BYTES_MAX
+    def room(self) -> int:
+        """None while the disk is behind. It gets on without a barrier."""
+        return 0 if self._backlog_bytes > BACKLOG_BYTES_MAX else ROOM
+
+    @property
+    def held_up(self) -> str:
+        """The disk, if there is something that it has not taken."""
+        waiting = self._backlog_bytes
+        return f"sink {self.sink!r} waits for its disk to take {waiting:,} bytes" if waiting else ""
 
     @property
     def open_transactions(self) -> int:

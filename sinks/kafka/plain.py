@@ -49,6 +49,10 @@ class PlainWriter(ProducingWriter):
     def _producer(self) -> SinkProducer | None:
         return self._made
 
+    @property
+    def _undelivered(self) -> int:
+        return 0 if self._made is None else len(self._made)
+
     def _produced(self, count: int) -> None:
         self._unflushed += count
 
@@ -79,7 +83,8 @@ class PlainWriter(ProducingWriter):
 
 def open_writer(topic: str, context: WriterContext) -> PlainWriter:
     """The writer of one sink subtask."""
-    return PlainWriter(sink=context.sink, topic=topic, producers=context.clients.producers(topic))
+    clients = context.clients
+    return PlainWriter(sink=context.sink, topic=topic, producers=clients.producers(topic), clock=clients.clock)
 
 
 class _Packed(msgspec.Struct, array_like=True):

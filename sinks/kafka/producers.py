@@ -6,6 +6,7 @@ that would abort its transaction. A flush sends at once, whatever `linger.ms` sa
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ TRANSACTION_LINGER_MS = 20
 """Unless settings say otherwise, how long a record of a transaction may wait for more: nobody sees it before its
 checkpoint completes, and many small batches cost the broker and us more than few. Where others see records at once, the
 library's own default counts."""
+LINGER_MAX_MS = 100
+"""A longer one counts as so much: what lingers the broker has not taken, and writers pause where it takes little."""
+_LINGER = ("linger.ms", "queue.buffering.max.ms")
 FLUSH_SLICE_S = 0.2
 """How soon a flush notices that it was abandoned."""
 
@@ -74,6 +78,9 @@ class SinkProducer(Protocol):
     @property
     def poll(self) -> Callable[[float], int]:
         """Let it tell of failed deliveries, for so many seconds."""
+
+    def __len__(self) -> int:
+        """How many records it holds that are not delivered."""
 
 
 @dataclass
@@ -133,23 +140,26 @@ class KafkaProducers:
             if error is not None and not told:  # what else is not delivered follows from it
                 told = True
                 what = f"a record for {self._topic}[{message.partition()}] was not delivered"
-                failed(*failure(self._topic, what, why(producer, error)))
+                failed(*failure(self._topic, what, why(reference(), error)))
 
         def broken(error: KafkaError) -> None:
             if error.fatal():
                 failed(*failure(self._topic, "the producer failed", error))
 
+        too_long = [name for name in _LINGER if float(self._config.get(name, 0)) > LINGER_MAX_MS]
         transactions = {"transactional.id": transactional_id, "transaction.timeout.ms": self._timeout_ms}
         producer = make_producer(
             {
                 **({} if transactional_id is None else {"linger.ms": TRANSACTION_LINGER_MS}),
                 **self._config,
+                **dict.fromkeys(too_long, LINGER_MAX_MS),
                 **({"enable.idempotence": True} if transactional_id is None else transactions),
                 "delivery.report.only.error": True,
                 "on_delivery": undelivered,
                 "error_cb": broken,
             }
         )
+        reference = weakref.ref(producer)  # of the callback: whoever polls or flushes the producer holds it
         connect(producer, self._topic, PREPARE_TIMEOUT_S)
         if transactional_id is not None:
             producer.init_transactions(PREPARE_TIMEOUT_S)

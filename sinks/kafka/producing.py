@@ -2,7 +2,8 @@
 
 Invariants: what was written before a barrier is flushed before anything behind it is produced (order within a
 partition); a delivery error poisons the writer, which then raises and acknowledges nothing. Writing never blocks: what
-cannot be produced now waits in a backlog, bounded by records and bytes, and `full` asks the caller to pause.
+cannot be produced now waits in a backlog. A flush waits for all that the broker has not taken: so `room` asks the
+caller to pause where more waits than it took lately, be it in the client or in the backlog.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from operator import length_hint
 
 from confluent_kafka import KafkaError, KafkaException
 
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.pipeline.departures import Departures
 from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError
 from exactlyonce.sinks.kafka.producers import Pending, Producers, SinkProducer, failure, too_large, why
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
 
-BACKLOG_RECORDS_MAX = 50_000
+WAITING_S = 1.0
+"""What may wait is what the broker took in the last so many seconds,"""
+WAITING_MIN = 100
+"""and so many records at least: what it takes doubles with each round trip from there."""
 BACKLOG_BYTES_MAX = 32 << 20
 
 
@@ -36,6 +42,7 @@ class ProducingWriter(ABC):
     sink: str
     topic: str
     producers: Producers
+    clock: Clock
     records: int = 0
     unwritten: int = 0
     _flushing: Pending[int] | None = None
@@ -44,6 +51,11 @@ class ProducingWriter(ABC):
     _backlog_bytes: int = 0
     _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
     _error: ExactlyOnceError | None = None
+    _departures: Departures = field(default_factory=lambda: Departures(WAITING_S))
+    _delivered: int = 0
+    """Of `records`, as of the last look."""
+    _since_s: float = 0.0
+    """When records left last, or nothing waited."""
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -57,6 +69,11 @@ class ProducingWriter(ABC):
     @abstractmethod
     def _producer(self) -> SinkProducer | None:
         """The one to write with, if there is one now."""
+
+    @property
+    @abstractmethod
+    def _undelivered(self) -> int:
+        """How many records of those that were produced the broker has not taken."""
 
     @abstractmethod
     def _produced(self, count: int) -> None:
@@ -80,14 +97,29 @@ class ProducingWriter(ABC):
         return self._error
 
     @property
-    def full(self) -> bool:
-        """Whether the caller should pause: too much waits to be produced."""
-        return self._backlog_records > BACKLOG_RECORDS_MAX or self._backlog_bytes > BACKLOG_BYTES_MAX
+    def room(self) -> int:
+        """How many records more may wait for the broker."""
+        if self._backlog_bytes > BACKLOG_BYTES_MAX:
+            return 0
+        may_wait = max(WAITING_MIN, self._departures.lately(self._now_s()))
+        return max(0, may_wait - (self.records - self._delivered))
+
+    @property
+    def held_up(self) -> str:
+        """The broker, where more records wait for it than it has taken lately."""
+        waiting, lately = self.records - self._delivered, self._departures.lately(self._now_s())
+        if waiting <= lately:
+            return ""
+        return (
+            f"sink {self.sink!r} waits for the broker to take {waiting:,} records, of which it took {lately:,} in the "
+            f"last {WAITING_S:g} s"
+        )
 
     def write(self, outputs: Outputs) -> None:
         """Produce *outputs*, now or as soon as possible."""
         if not outputs.left:
             return
+        self.records += outputs.left
         if self._backlog or not self._activate() or not self._produce(outputs):
             self._backlog.append(outputs)
             self._backlog_records += outputs.left
@@ -119,11 +151,10 @@ class ProducingWriter(ABC):
         except KafkaException as error:
             if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 what = f"a record of {len(value or b'') + len(key or b''):,} bytes"
-                raise RecordError(f"sink {self.sink!r}: {too_large(topic, what)}") from None
+                raise RecordError(f"sink {self.sink!r}: {too_large(topic, what)}", operator=self.sink) from None
             raise self._error_of("a record could not be produced", why(self._producer, error.args[0])) from None
         outputs.done = len(outputs.values) - length_hint(values) - full
         self._produced(outputs.done - begin)
-        self.records += outputs.done - begin
         return not outputs.left
 
     def abandon(self) -> None:
@@ -156,7 +187,22 @@ class ProducingWriter(ABC):
             moved = True
         if self._producer is not None:
             self._producer.poll(wait_s)
+        self._look()
         return moved
+
+    def _look(self) -> None:
+        """Note what the broker has taken meanwhile."""
+        now_s, waiting = self._now_s(), self._backlog_records + self._undelivered
+        delivered = self.records - waiting
+        if delivered > self._delivered:
+            self._departures.left(delivered - self._delivered, since_s=self._since_s, until_s=now_s)
+            self._delivered = delivered
+            self._since_s = now_s
+        elif not waiting:
+            self._since_s = now_s
+
+    def _now_s(self) -> float:
+        return self.clock.monotonic_ms() / 1000
 
     def _work_off(self, outputs: Outputs) -> bool:
         before = outputs.left

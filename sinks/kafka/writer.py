@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaException
 
-from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
 from exactlyonce.pipeline.errors import require
 from exactlyonce.sinks.kafka.producers import Pending, SinkProducer, Transaction
@@ -28,7 +27,6 @@ class KafkaWriter(ProducingWriter):
     subtask: int
     pool: TransactionPool
     prepared: Callable[[str], None]
-    clock: Clock
     _preparing: dict[str, Pending[SinkProducer]] = field(default_factory=dict)
     _waiting: dict[str, Transaction] = field(default_factory=dict)
     _ready: deque[Transaction] = field(default_factory=deque)
@@ -84,6 +82,11 @@ class KafkaWriter(ProducingWriter):
     @property
     def _producer(self) -> SinkProducer | None:
         return None if self._current is None else self._current.producer
+
+    @property
+    def _undelivered(self) -> int:
+        transaction = self._draining or self._current
+        return 0 if transaction is None else len(transaction.producer)
 
     def _produced(self, count: int) -> None:
         assert self._current is not None

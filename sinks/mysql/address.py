@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.secrets import masked
 
 FORM = "mysql://user:password@host:3306/database, with %40 for an @ in the password, %2F for a /, and so on"
 SCHEMES = ("mysql", "mariadb")
@@ -92,7 +93,7 @@ class MySQLAddress:
 
     def redact(self, text: str) -> str:
         """*text* without the password."""
-        return text.replace(self.password, "***") if self.password else text
+        return masked(text, [self.password])
 
     def _tls(self, mode: str) -> ssl.SSLContext:
         try:

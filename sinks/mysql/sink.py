@@ -14,7 +14,7 @@ from exactlyonce.pipeline.secrets import is_reference, look_up, reference_proble
 from exactlyonce.sinks.mysql.address import MySQLAddress
 from exactlyonce.sinks.prepared.sink import PreparableSink
 from exactlyonce.sinks.prepared.store import PreparingStore
-from exactlyonce.sinks.sql.table import description_problems, row_fields, row_problems, rows_beside
+from exactlyonce.sinks.sql.table import description_problems, row_fields, row_problems, rows_beside, shown_table
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -91,6 +91,11 @@ class MySQLSink(PreparableSink[T], Generic[T]):
             for field in row_fields(type_, self.mode, self.key):
                 if problem := _identifier_problem(field.name):
                     yield f"the field {field.name!r} {problem}"
+
+    @property
+    def shown(self) -> str:
+        """Table, mode and key."""
+        return shown_table(self.table, self.mode, self.key)
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """Table, mode, key, and the columns; where the server is is not part of what it is."""

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import psycopg
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
-from exactlyonce.pipeline.secrets import is_reference
+from exactlyonce.pipeline.secrets import is_reference, masked
 
 _AGAIN = {
     "08": "the connection was lost",
@@ -97,9 +97,7 @@ class Refusals:
 
     def redact(self, text: str) -> str:
         """*text* without any secret."""
-        for secret in sorted(self._secrets, key=len, reverse=True):
-            text = text.replace(secret, "***")
-        return text
+        return masked(text, self._secrets)
 
     def of_dsn(self) -> StoreError:
         """For a connection string that libpq cannot read. What it says of it has a part of it, so it is not said."""

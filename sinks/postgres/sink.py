@@ -15,7 +15,7 @@ from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
 from exactlyonce.sinks.prepared.sink import PreparableSink
 from exactlyonce.sinks.prepared.store import PreparingStore
-from exactlyonce.sinks.sql.table import description_problems, row_problems, rows_beside
+from exactlyonce.sinks.sql.table import description_problems, row_problems, rows_beside, shown_table
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -95,6 +95,12 @@ class PostgresSink(PreparableSink[T], Generic[T]):
             yield f'table={self.table!r} must be "table" or "schema.table"; a name with dots needs schema='
         elif long := [part for part in parts if len(part.encode()) > _IDENTIFIER_BYTES_MAX]:
             yield f"{long[0]!r} is longer than the {_IDENTIFIER_BYTES_MAX} bytes that PostgreSQL keeps of a name"
+
+    @property
+    def shown(self) -> str:
+        """Table, mode and key."""
+        table = self.table if self.schema is None else f"{self.schema}.{self.table}"
+        return shown_table(table, self.mode, self.key)
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """Table, mode, key and the type's schema; where the database is may change."""

@@ -22,7 +22,7 @@ from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.prepared.committer import KIND
 from exactlyonce.sinks.prepared.names import TransactionName
 from exactlyonce.sinks.prepared.store import PreparedRow, PreparingStore
-from exactlyonce.sinks.writer import FlushedInterval, SinkFailed, WriterContext
+from exactlyonce.sinks.writer import ROOM, FlushedInterval, SinkFailed, WriterContext
 
 CHUNK_SIZE = 256 * 1024
 BACKLOG_BYTES_MAX = 16 << 20
@@ -114,9 +114,15 @@ class PreparedWriter:
     _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
 
     @property
-    def full(self) -> bool:
-        """Whether too much waits for the store."""
-        return self._backlog_bytes > BACKLOG_BYTES_MAX
+    def room(self) -> int:
+        """None while too much waits for the store."""
+        return 0 if self._backlog_bytes > BACKLOG_BYTES_MAX else ROOM
+
+    @property
+    def held_up(self) -> str:
+        """The store, if there are rows that it has not taken."""
+        waiting = self._backlog_bytes
+        return f"sink {self.sink!r} waits for its store to take {waiting:,} bytes" if waiting else ""
 
     @property
     def open_transactions(self) -> int:

@@ -18,7 +18,7 @@ from redis.connection import Connection, parse_url
 from redis.retry import Retry
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
-from exactlyonce.pipeline.secrets import look_up
+from exactlyonce.pipeline.secrets import look_up, masked
 from exactlyonce.sinks.redis.address import url_problem
 from exactlyonce.sinks.redis.rows import argument
 from exactlyonce.sinks.redis.scripts import LEDGER_PREFIX, Script
@@ -45,7 +45,7 @@ _CODES: dict[type[Exception], str] = {
     exceptions.ClusterCrossSlotError: "CROSSSLOT",
 }
 """The library takes the code off the text of these."""
-_AWAY = {
+AWAY = {
     "LOADING": "it still loads its data",
     "OOM": "its memory is full: make room, or raise maxmemory",
     "MISCONF": "it cannot write to its disk, and so takes no more: make room there, and see its log",
@@ -60,7 +60,7 @@ _AWAY = {
     "CLIENTS": "it has as many clients as it may (maxclients)",
 }
 """By the code of an error that passes: what it says of the server."""
-_CODE = re.compile(rf"(?:^|[\s-])({'|'.join((*_AWAY, 'NOPERM', 'WRONGTYPE'))})\b")
+_CODE = re.compile(rf"(?:^|[\s-])({'|'.join((*AWAY, 'NOPERM', 'WRONGTYPE'))})\b")
 
 
 class RedisConnection:
@@ -102,6 +102,10 @@ class RedisConnection:
         except exceptions.NoScriptError:
             return self._follow([number, argument(b"EVAL"), argument(script.text.encode()), *behind])
 
+    def unavailable(self, why: str) -> StoreUnavailable:
+        """The error of a server that cannot be written to now."""
+        return StoreUnavailable(f"{self.where} cannot be written to: {why}. Nothing is lost; it is tried again.")
+
     def close(self) -> None:
         """Let go of the connection; the next request makes a new one."""
         connection, self._connection = self._connection, None
@@ -116,7 +120,7 @@ class RedisConnection:
             except exceptions.MovedError as moved:
                 self.close()
                 self._connection = self._opened({"host": moved.host, "port": moved.port} if moved.host else {})
-        raise self._unavailable(_AWAY["MOVED"])
+        raise self.unavailable(AWAY["MOVED"])
 
     def _once(self, pieces: list[bytes]) -> Any:
         """Send a request once, and read its answer."""
@@ -164,8 +168,8 @@ class RedisConnection:
     def _refuse(self, error: Exception) -> NoReturn:
         """Raise what *error* means to whoever runs the pipeline."""
         text, code = self._redacted(error), _code(error)
-        if code in _AWAY:
-            raise self._unavailable(f"{_AWAY[code]} ({text})") from None
+        if code in AWAY:
+            raise self.unavailable(f"{AWAY[code]} ({text})") from None
         if code == "AUTH" or isinstance(error, exceptions.AuthorizationError):
             raise StoreError(
                 f"{self.where} refuses the user or the password ({text}). Correct them in the URL of RedisSink."
@@ -180,16 +184,10 @@ class RedisConnection:
             if "invalid bulk length" in text:
                 advice = "A key or a value is longer than the server takes: raise its proto-max-bulk-len"
             raise StoreError(f"{self.where} refuses: {text}. {advice}, then run again; nothing is lost.") from None
-        raise self._unavailable(f"{text}. See that it runs, or correct the URL of RedisSink") from None
-
-    def _unavailable(self, why: str) -> StoreUnavailable:
-        return StoreUnavailable(f"{self.where} cannot be written to: {why}. Nothing is lost; it is tried again.")
+        raise self.unavailable(f"{text}. See that it runs, or correct the URL of RedisSink") from None
 
     def _redacted(self, error: Exception) -> str:
-        text = str(error).rstrip(".\r\n ")
-        for secret in sorted(self._secrets, key=len, reverse=True):
-            text = text.replace(secret, "***")
-        return text or type(error).__name__
+        return masked(str(error).rstrip(".\r\n "), self._secrets) or type(error).__name__
 
 
 def _code(error: Exception) -> str | None:
@@ -199,5 +197,7 @@ def _code(error: Exception) -> str | None:
             return code
     if isinstance(error, exceptions.ConnectionError) and "max number of clients" in str(error):
         return "CLIENTS"
+    if "with replica instances" in str(error):  # WAITAOF, of a server that has become one since it was written to
+        return "READONLY"
     found = _CODE.search(str(error)) if isinstance(error, exceptions.ResponseError) else None
     return found[1] if found else None

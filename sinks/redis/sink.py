@@ -139,6 +139,11 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
         if isinstance(encoded, type) and isinstance(held, type) and encoded not in held.__mro__:
             yield f"value= encodes {schema.type_name(encoded)}, and the stream is of {schema.type_name(held)}"
 
+    @property
+    def shown(self) -> str:
+        """The kind of its values."""
+        return self.kind
+
     def describe(self, type_: Any) -> dict[str, Any]:
         """Kind and encoding; the address is no part of what it is, nor are functions."""
         codec = self._codec(_value_type(type_))

@@ -85,6 +85,16 @@ def column_problems(
             yield f"its column {column.name!r} is NOT NULL without a default, and no field has that name: add one"
 
 
+def shown_table(table: str, mode: str, key: Sequence[str]) -> str:
+    """A sink's target, for people.
+
+    >>> shown_table("shop.totals", "upsert", ("customer",))
+    'shop.totals upsert by customer'
+    """
+    by = f" by {', '.join(key)}" if key else ""
+    return f"{table} {mode}{by}"
+
+
 def rows_beside(place: str, pipeline: str, sink: str, *, prepares: bool) -> str:
     """A sink's rows of the ledger in *place*, where its table is, as SQL finds them; for people.
 

@@ -18,7 +18,7 @@ import msgspec
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.write_ahead.store import Store
 from exactlyonce.sinks.write_ahead.writer import chunks_of
-from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
+from exactlyonce.sinks.writer import ROOM, FlushedInterval, SinkFailed
 
 BACKLOG_BYTES_MAX = 32 << 20
 TRANSACTION_BYTES = 4 << 20
@@ -48,10 +48,12 @@ class DirectWriter:
     _lost: int = 0
     _lost_why: str = ""
 
+    held_up = ""
+
     @property
-    def full(self) -> bool:
-        """Whether too much waits to be written."""
-        return self._backlog_bytes > BACKLOG_BYTES_MAX
+    def room(self) -> int:
+        """None while too much waits to be written."""
+        return 0 if self._backlog_bytes > BACKLOG_BYTES_MAX else ROOM
 
     def write(self, outputs: list[bytes]) -> None:
         """Take rows; `poll` begins to write them."""

@@ -17,7 +17,7 @@ import msgspec
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef, StagedAck, StoreCommittable
 from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.sinks.write_ahead.store import RowEncoder
-from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, BlockStaging, FlushedInterval
+from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, ROOM, BlockStaging, FlushedInterval
 
 KIND = "rows"
 ROWS, ROWS_INDEX = "rows", "rows-index"
@@ -90,10 +90,12 @@ class RowsWriter:
     _cut: deque[_Interval] = field(default_factory=deque)
     _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
 
+    held_up = ""
+
     @property
-    def full(self) -> bool:
-        """Whether too many blocks are on their way."""
-        return self.staging.pending > BLOCKS_PENDING_MAX
+    def room(self) -> int:
+        """None while too many blocks are on their way."""
+        return 0 if self.staging.pending > BLOCKS_PENDING_MAX else ROOM
 
     @property
     def open_transactions(self) -> int:

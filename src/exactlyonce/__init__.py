@@ -15,6 +15,7 @@ from exactlyonce.pipeline.errors import (
     StoreError,
     StoreUnavailable,
     TopicError,
+    Unavailable,
     Undetermined,
     UserError,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "StrCodec",
     "Stream",
     "TopicError",
+    "Unavailable",
     "Undetermined",
     "UserError",
 ]

@@ -237,7 +237,8 @@ class TieredInterval(Generic[S]):
     def _section(self, group: int, kind: int, entries: list[Entry], origin: OriginOf) -> None:
         """Write *entries* as a section, or as several, where they are large."""
         encoded, count = encoded_section(entries), len(entries)
-        size = sum(map(len, encoded))
+        keys, states = encoded
+        size = len(keys.body) + len(states)
         if size > _SECTION_TARGET and count > 1:
             self._section(group, kind, entries[: count // 2], origin)
             self._section(group, kind, entries[count // 2 :], origin)

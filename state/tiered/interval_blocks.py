@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from exactlyonce.pipeline.errors import require
-from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBlock, encode_keys
+from exactlyonce.state.blocks import IMAGE, BlockEncoder, BlockHeader, EncodedBlock, EncodedKeys, encode_keys
 from exactlyonce.state.state_type import StateType, joined
 from exactlyonce.state.tiered.store import Entry, LocalStore
 
@@ -63,7 +63,7 @@ class IntervalBlocks:
         self._keep(self._writer.begin_group(raw_bytes))
 
     def add(
-        self, group: int, kind: int, encoded: tuple[bytes, bytes], entries: int, origin: SectionOrigin | None
+        self, group: int, kind: int, encoded: tuple[EncodedKeys, bytes], entries: int, origin: SectionOrigin | None
     ) -> None:
         """Take a section, its keys and states *encoded*; without *origin* it cannot be read again."""
         self._keep(self._writer.add(group, kind, *encoded, entries))
@@ -102,7 +102,7 @@ class IntervalBlocks:
         return block
 
 
-def encoded_section(entries: list[Entry]) -> tuple[bytes, bytes]:
+def encoded_section(entries: list[Entry]) -> tuple[EncodedKeys, bytes]:
     """The keys' half of a section of *entries*, and the states'."""
     keys, packed = [key for key, each in entries if each], [each for _, each in entries if each]
     deleted = [key for key, each in entries if not each] if len(keys) < len(entries) else []

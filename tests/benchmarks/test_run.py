@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 FIGURES = {
@@ -42,13 +42,13 @@ FIGURES = {
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("scenario", FIGURES)
-def test_every_figure_is_there(scenario: str, kafka: KafkaCluster, tmp_path: Path) -> None:
+def test_every_figure_is_there(scenario: str, stoppable: OwnCluster, tmp_path: Path) -> None:
     """A cheap scenario ends well, which it does not when an output is wrong, and leaves the cluster as it was."""
     if scenario == "redis" and shutil.which("redis-server") is None:
         pytest.skip("there is no redis-server here")
-    before = set(kafka.admin().list_topics(timeout=LIMIT_S).topics)
+    before = set(stoppable.admin().list_topics(timeout=LIMIT_S).topics)
     file = tmp_path / "figures.json"
-    options = ("--quick", "--bootstrap-servers", kafka.bootstrap_servers, "--json", str(file))
+    options = ("--quick", "--bootstrap-servers", stoppable.bootstrap_servers, "--json", str(file))
     command = [sys.executable, "run.py", scenario, *options]
     done = subprocess.run(command, cwd=BENCHMARKS, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
@@ -59,7 +59,7 @@ def test_every_figure_is_there(scenario: str, kafka: KafkaCluster, tmp_path: Pat
     judged = {name for name, figure in figures.items() if figure.get("verdict") in ("pass*", "pass", "short")}
     assert judged == figures.keys() & bounds.keys()
     assert all(f"\n{name}  " in done.stdout for name in figures)
-    after = set(kafka.admin().list_topics(timeout=LIMIT_S).topics)
+    after = set(stoppable.admin().list_topics(timeout=LIMIT_S).topics)
     assert not [topic for topic in after - before if not topic.startswith("__")]
 
 

@@ -1,72 +1,62 @@
-"""Obstacles to a backfill or a catch-up: other incarnations, other code, stop offsets that cannot be
-reached."""
+"""Obstacles to a backfill or a catch-up: other incarnations, other code, stop offsets that cannot be reached."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from auditing import Quiet
-from bounded import HERE, Fed, Silent, catch_up, load_pipeline, run_local
+from bounded import HERE, Fed, Silent, catch_up, load_pipeline, run_local, start
 from running import assert_totals, orders
+from settled import await_readable
 
+from exactlyonce.checkpoint import leader
 from exactlyonce.cli.main import main
+from exactlyonce.cli.spark_arguments import default_parallelism
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import performer
+from exactlyonce.engines.bounded import catch_up as catching_up
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, RecordError
+from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
 
 
-@pytest.fixture
-def running(fed: Fed) -> Iterator[subprocess.Popen[str]]:
-    """`exactlyonce run` of `broad`, past its first checkpoint."""
-    path = os.pathsep.join([str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "exactlyonce.cli.main", "run", "bounded_pipelines:broad", "--json"]
-    process = subprocess.Popen(
-        [*command, "--param", f"name={fed.name}", "--bootstrap-servers", fed.kafka.bootstrap_servers],
-        cwd=HERE, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    assert any('"event": "checkpoint"' in line for line in process.stderr)
-    yield process
-    process.kill()
-    process.wait()
-
-
 def command(fed: Fed, monkeypatch: pytest.MonkeyPatch, name: str, *options: str) -> int:
-    """The exit code of a command on `broad`, in this process; none of these comes as far as to Java."""
+    """The exit code of a command on `broad`, in this process; none of these comes as far as to Java. Another test of
+    the process may have left a session behind, which would be used."""
     monkeypatch.chdir(HERE)
+    monkeypatch.setattr("exactlyonce.engines.spark.session._running", lambda sessions: None)
     pipeline = ["bounded_pipelines:broad", "--param", f"name={fed.name}"]
     return main([name, *pipeline, "--bootstrap-servers", fed.kafka.bootstrap_servers, *options])
 
 
 @pytest.mark.exhaustive
 def test_a_running_pipeline_is_left_alone(
-    fed: Fed, running: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-) -> None:  # fmt: skip
-    """A command refuses, naming host, process and heartbeat; once the process is dead, nothing is in the way."""
-    fed.feed(300)
-    assert command(fed, monkeypatch, "backfill") == 2
+    fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    running = start(fed, "bounded_pipelines:broad")
+    try:
+        running.await_event(lambda event: event["event"] == "checkpoint")
+        fed.feed(300)
+        assert command(fed, monkeypatch, "backfill") == 2
+    finally:
+        running.kill()
     said = capsys.readouterr().err
-    assert f"is running: process {running.pid} on {os.uname().nodename}" in said
+    assert f"is running: process {running.process.pid} on {os.uname().nodename}" in said
     assert "last heartbeat" in said
     assert "--take-over" in said
-    running.kill()
-    running.wait()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert command(fed, monkeypatch, "backfill") == 2
     assert "Spark needs Java 17 or 21" in capsys.readouterr().err
@@ -76,9 +66,8 @@ def test_a_running_pipeline_is_left_alone(
 
 
 def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A catch-up without a checkpoint, speculation, a cluster without a staging folder, and wrong stop offsets."""
     wrong = {
-        ("catch-up",): "begin with `exactlyonce backfill bounded_pipelines:broad --param name=...`",
+        ("catch-up",): f"begin with `exactlyonce backfill bounded_pipelines:broad --param name={fed.name}`",
         ("backfill", "--spark-conf", "spark.speculation=true"): "spark.speculation is on",
         ("backfill", "--master", "spark://nowhere:7077"): "--staging is needed with --master",
         ("backfill", "--to", "yesterday"): "is no place to go to",
@@ -91,9 +80,43 @@ def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, caps
         assert said in capsys.readouterr().err
 
 
-def test_goals(fed: Fed, tmp_path: Path) -> None:
-    """Offsets are exclusive ends; beyond the end, behind what is read or left out they are errors; -1 is the latest."""
-    fed.feed(300)
+def test_what_is_refused_before_anybody_is_fenced(
+    fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A width that cannot be, or an end that cannot be reached, is refused before a Spark is started, and the instance
+    that is to give way goes on."""
+    fed.feed(30)
+    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
+    catch_up(fed, loaded, 1, tmp_path)
+    fed.kafka.add_partitions(f"{fed.name}-out", 100)
+    before = fed.history().incarnation_latest
+    with pytest.raises(ConfigError, match=r"Use --parallelism \d+ at most"):
+        catch_up(fed, loaded, 120, tmp_path)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    wrong = {
+        ("--parallelism", "120"): "is more than a checkpoint of this pipeline has room for",
+        ("--parallelism", "129"): "can be spread over 128 subtasks at most",
+        ("--to", f'{{"{fed.name}-in": {{"0": 1}}}}'): f"Every partition of {fed.name}-in needs an end",
+        (): "Spark needs Java 17 or 21",
+    }
+    for options, said in wrong.items():
+        assert command(fed, monkeypatch, "catch-up", "--take-over", *options) == 2
+        assert said in capsys.readouterr().err
+    assert fed.history().incarnation_latest == before
+
+
+def test_the_default_width_is_what_there_is_room_for() -> None:
+    """More cores than units that a checkpoint has room for: so many units, and a note."""
+    notes: list[str] = []
+    assert default_parallelism(200, 128, notes.append) == 128
+    (note,) = notes
+    assert note.startswith("Spark has 200 cores, and a checkpoint of this pipeline has room for 128 units")
+    assert default_parallelism(4, 128, notes.append) == 4
+    assert len(notes) == 1
+
+
+def test_stop_offsets(fed: Fed, tmp_path: Path) -> None:
+    fed.feed(90)
     loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
     ends = {f"{fed.name}-in": {0: 10, 1: -1, 2: 0, 3: 0}, f"{fed.name}-more": {0: 5, 1: 0, 2: 0}}
 
@@ -118,7 +141,6 @@ def test_goals(fed: Fed, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_more_subtasks_than_a_manifest_has_room_for(fed: Fed, tmp_path: Path) -> None:
-    """A parallelism at which the manifest would be too large is refused with the largest that will do, which does."""
     fed.feed(30)
     loaded = load_pipeline("bounded_pipelines", "fine", fed.name)
     with pytest.raises(ConfigError, match=r"Use --parallelism \d+ at most") as refused:
@@ -130,7 +152,6 @@ def test_more_subtasks_than_a_manifest_has_room_for(fed: Fed, tmp_path: Path) ->
 
 
 def test_another_pipeline_than_before(fed: Fed, tmp_path: Path) -> None:
-    """State that no operator takes is refused before anything is read."""
     fed.feed(100)
     catch_up(fed, load_pipeline("pipelines", "linear", fed.name), 1, tmp_path)
     with pytest.raises(GraphError, match="state of 'totals', and the pipeline has no such operator"):
@@ -139,7 +160,6 @@ def test_another_pipeline_than_before(fed: Fed, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
-    """A record that a function raises on ends the command, names the record, and the fixed pipeline goes on."""
     fed.feed(100)
     with pytest.raises(RecordError, match=r"Operator 'totals' raised ZeroDivisionError"):
         catch_up(fed, load_pipeline("pipelines", "raising", fed.name), 2, tmp_path)
@@ -160,7 +180,6 @@ def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
-    """A driver that another one has overtaken while its units ran publishes nothing, and says who it was."""
     fed.feed(300)
     loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
 
@@ -176,13 +195,12 @@ def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
 
 
 def test_heartbeats_go_on_while_a_job_runs(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever looks sees that the driver of a long stage lives."""
     monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.05)
     fed.feed(100)
     seen: set[int] = set()
 
     def lasting(stage: str, work: Sequence[bytes]) -> list[bytes]:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT_S
         while stage == "stage 1" and len(seen) < 3:
             assert time.monotonic() < deadline, f"no heartbeats came but {seen}"
             incarnation = fed.history().newest_incarnation
@@ -194,16 +212,31 @@ def test_heartbeats_go_on_while_a_job_runs(fed: Fed, tmp_path: Path, monkeypatch
     assert len(seen) == 3
 
 
+class Following(Silent):
+    """Feeds more after the first checkpoint, and asks for the end once all of it is read."""
+
+    def __init__(self, fed: Fed, feed: Callable[[], None]) -> None:
+        super().__init__()
+        self.fed, self.feed = fed, feed
+        self.records, self.stopping = 0, threading.Event()
+
+    def advanced(self, advanced: Advanced, offsets: int) -> None:
+        super().advanced(advanced, offsets)
+        self.records += advanced.records
+        if len(self.checkpoints) == 1:
+            self.feed()
+        elif self.records == len(self.fed.all):
+            self.stopping.set()
+
+    def follow(self, loaded: Loaded, folder: Path) -> None:
+        catch_up(self.fed, loaded, 2, folder, follow=True, stopping=self.stopping, progress=self)
+
+
 @pytest.mark.exhaustive
-def test_following(fed: Fed, tmp_path: Path) -> None:
-    """What comes later is read, too, until a stop is asked for; then the last checkpoint is whole."""
+def test_following(fed: Fed, loaded: Any, tmp_path: Path) -> None:
     fed.feed(300)
-    stopping, progress = threading.Event(), Following(fed)
-    progress.stop = stopping.set
-    catch_up(
-        fed, load_pipeline("bounded_pipelines", "broad", fed.name), 2, tmp_path,
-        follow=True, stopping=stopping, progress=progress,
-    )  # fmt: skip
+    progress = Following(fed, lambda: fed.feed(90))
+    progress.follow(loaded("broad"), tmp_path)
     assert len(progress.checkpoints) >= 2
     fed.assert_output()
     fed.assert_nothing_left()
@@ -214,14 +247,17 @@ def test_following(fed: Fed, tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_partition_that_is_added_is_followed(fed: Fed, tmp_path: Path) -> None:
-    """A partition that a topic gets is read from its first record, though nothing else has come; every offset that
-    ends with a record has the leader epoch in which that was written, and a partition without records has none."""
+def test_a_partition_that_is_added_is_followed(fed: Fed, loaded: Any, tmp_path: Path) -> None:
+    """It is read from its first record; an offset has the leader epoch of the record before it, or none."""
+
+    def grow() -> None:
+        more = orders(30, first=2_000_000)
+        fed.kafka.add_partitions(f"{fed.name}-more", 4)
+        fed.kafka.produce(f"{fed.name}-more", more, 3)
+        fed.right += more
+
     fed.feed(90)
-    stopping, progress = threading.Event(), Growing(fed)
-    progress.stop = stopping.set
-    loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
-    catch_up(fed, loaded, 2, tmp_path, follow=True, stopping=stopping, progress=progress)
+    Following(fed, grow).follow(loaded("broad"), tmp_path)
     fed.assert_output()
     latest = fed.history().latest
     assert latest is not None
@@ -231,41 +267,8 @@ def test_a_partition_that_is_added_is_followed(fed: Fed, tmp_path: Path) -> None
     assert all(epoch == (0 if offset else -1) for offset, epoch in right.values())
 
 
-class Following(Silent):
-    """Feeds more after the first checkpoint, and asks for the end once all of it is read."""
-
-    def __init__(self, fed: Fed) -> None:
-        super().__init__()
-        self.fed = fed
-        self.records = 0
-        self.stop: Any = None
-
-    def advanced(self, advanced: Advanced, offsets: int) -> None:
-        super().advanced(advanced, offsets)
-        self.records += advanced.records
-        if len(self.checkpoints) == 1:
-            self.feed()
-        elif self.records == len(self.fed.all):
-            self.stop()
-
-    def feed(self) -> None:
-        """More to read."""
-        self.fed.feed(90)
-
-
-class Growing(Following):
-    """Follows a topic that gets partitions after the first checkpoint, one of which alone is fed."""
-
-    def feed(self) -> None:
-        more = orders(30, first=2_000_000)
-        self.fed.kafka.add_partitions(f"{self.fed.name}-more", 4)
-        self.fed.kafka.produce(f"{self.fed.name}-more", more, 3)
-        self.fed.right += more
-
-
 @pytest.mark.exhaustive
 def test_more_subtasks_than_key_groups(fed: Fed, tmp_path: Path) -> None:
-    """More subtasks than key groups are refused; as many as there are groups take turns with the local engine."""
     loaded = load_pipeline("bounded_pipelines", "narrow", fed.name)
     fed.feed(300)
     with pytest.raises(ConfigError, match="over 2 subtasks at most"):
@@ -280,11 +283,8 @@ def test_more_subtasks_than_key_groups(fed: Fed, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
-    """A chunk notes how many partitions the output had when it was computed, not when the command began."""
-
     class Widening(Silent):
         def advanced(self, advanced: Advanced, offsets: int) -> None:
-            """After the first chunk the topic grows."""
             if not self.checkpoints:
                 fed.kafka.add_partitions(f"{fed.name}-out", 7)
             super().advanced(advanced, offsets)
@@ -296,19 +296,36 @@ def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
     counts = [{sink: count for sink, _, count in each.sinks}["out"] for each in progress.checkpoints]
     assert counts == [counts[0], *[7] * (len(counts) - 1)]
     assert counts[0] < 7
+    await_readable(fed.kafka, f"{fed.name}-out")
     assert len(fed.kafka.read_committed(f"{fed.name}-out")) == len(fed.all)
     report = Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run()
     assert (report.findings, report.checkpoints[-1]) == ([], progress.checkpoints[-1].checkpoint)
 
 
 def test_a_close_that_raises(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """What the user's `close()` raises after all work is noted, once, and hides no error of the work."""
-    fed.feed(200)
+    fed.feed(100)
     closing, progress = loaded("closing"), Silent()
-    summary = catch_up(fed, closing, 2, tmp_path, progress=progress, chunk_records=100)
-    assert (summary.records_out, summary.checkpoints) == (200, 2)
+    summary = catch_up(fed, closing, 2, tmp_path, progress=progress, chunk_records=50)
+    assert (summary.records_out, summary.checkpoints) == (100, 2)
     (note,) = (each for each in progress.notes if "close()" in each)
     assert note.startswith("close() of operator 'copy' raised RuntimeError: connection already closed (")
     fed.kafka.produce(f"{fed.name}-in", [("x", json.dumps({"id": 1, "customer": "x", "total": -1}))])
     with pytest.raises(RecordError, match="Operator 'copy' raised ValueError: negative"):
         catch_up(fed, closing, 2, tmp_path)
+
+
+def test_a_publication_that_is_swept_beside(fed: Fed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def with_upkeep_behind(submit: Submit, upkeep: Callable[[], None]) -> Submit:
+        def run(stage: str, work: Sequence[bytes]) -> list[bytes]:
+            answers = submit(stage, work)
+            upkeep()
+            return answers
+
+        return run
+
+    monkeypatch.setattr(catching_up, "with_heartbeats", with_upkeep_behind)
+    monkeypatch.setattr(leader, "WATCH_INTERVAL_MS", 0)
+    fed.feed(90)
+    summary = catch_up(fed, load_pipeline("bounded_pipelines", "broad", fed.name), 2, tmp_path, chunk_records=30)
+    assert summary.manifest.checkpoint > 2
+    fed.assert_output()

@@ -1,4 +1,4 @@
-"""Expected against visible records: what is missing, doubled, changed, reordered or foreign."""
+"""An audit without a broker: the records that a checkpoint claims, and expected against visible ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import random
 from collections import Counter
 
 import pytest
+from manifests import committable, manifest
 
+from exactlyonce.checkpoint.records.committable import Committable
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Finalized, Repair
+from exactlyonce.engines.bounded.audit.attribution import claims_of, known_writers
 from exactlyonce.engines.bounded.audit.compare import (
     CHANGED,
     DOUBLED,
@@ -36,7 +41,6 @@ def expected(text: str) -> list[Expected]:
 
 
 def seen(text: str) -> list[Seen]:
-    """Words in order, from offset 100 on."""
     return [Seen(record(word), 100 + place) for place, word in enumerate(text.split())]
 
 
@@ -82,7 +86,6 @@ def test_each_defect_is_named_by_its_kind_and_place(
 
 
 def test_a_change_shows_both_records() -> None:
-    """What should be there and what is there, headers too."""
     wanted = PlainRecord(b"k", b"v", (("h", b"1"),))
     shown = PlainRecord(b"k", b"v", (("h", b"2"),))
     (finding,) = compare([Expected(wanted, None)], [Seen(shown, 7)], PARTITION)
@@ -90,7 +93,6 @@ def test_a_change_shows_both_records() -> None:
 
 
 def test_records_without_a_key_may_be_in_any_partition() -> None:
-    """However the client distributed them, nothing is found as long as each partition is in order."""
     lanes = {0: seen(":1 :4 :4"), 1: seen(":2 :3 :4"), 2: []}
     assert compare_dealt_out(expected(":1 :2 :3 :4 :4 :4"), lanes) == []
 
@@ -108,15 +110,13 @@ def test_records_without_a_key_may_be_in_any_partition() -> None:
 def test_defects_are_found_among_records_without_a_key(
     lanes: dict[int, str], found: list[tuple[str, int | None, int | None]]
 ) -> None:
-    """The same kinds; what is missing is in no partition."""
     visible = {partition: seen(text) for partition, text in lanes.items()}
     assert short(compare_dealt_out(expected(":1 :2 :3 :4"), visible)) == found
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_planted_defects_account_for_every_difference(seed: int) -> None:
-    """Over random sequences with random defects: matched, changed and missing are all that was expected; matched,
-    changed, doubled and foreign all that is seen; and nothing is found where nothing was planted."""
+    """What was expected is matched, changed or missing; what is seen is matched, changed, doubled or foreign."""
     rng = random.Random(seed)
     wanted = [f"k{rng.randint(0, 5)}:{place if rng.random() < 0.9 else 'same'}" for place in range(rng.randint(1, 300))]
     shown = list(wanted)
@@ -146,3 +146,41 @@ def test_a_long_sequence_is_compared_in_one_go() -> None:
     shown = [*words[:10], *words[11:-10], words[-9], words[-10], *words[-8:]]
     found = compare(expected(" ".join(words)), seen(" ".join(shown)), PARTITION)
     assert [each.kind for each in found] == [MISSING, REORDERED]
+
+
+def history(
+    *committables: Committable, repairs: tuple[Repair, ...] = (), fates: dict[str, str] | None = None
+) -> History:
+    """Checkpoint 7, finalized."""
+    made = History("p")
+    made.manifests[7] = manifest(committables=committables)
+    made.finalized[7] = Finalized(7, 3, 0, tuple((fates or {}).items()))
+    made.repairs[7] = {repair.number: repair for repair in repairs}
+    return made
+
+
+def test_transactions_claim_what_they_wrote_in_the_order_of_their_checkpoints() -> None:
+    """Those that are carried from aborted checkpoints come first."""
+    made = history(committable("b", 2, 7, p0=(10, 4)), committable("a", 1, 6, p0=(2, 3), p1=(0, 1)))
+    claims = list(claims_of(made, made.manifests[7]))
+    assert [(c.place, c.writer, c.first_offset, c.records) for c in claims] == [
+        (("t", 0), (1, 5), 2, 3), (("t", 1), (1, 5), 0, 1), (("t", 0), (2, 5), 10, 4)
+    ]  # fmt: skip
+    assert {claim.checkpoint for claim in claims} == {7}
+
+
+def test_a_repair_claims_where_it_stands_in_and_the_newest_of_them_counts() -> None:
+    lost = committable("a", 1, p0=(2, 3), p1=(0, 1), p2=(0, 9))
+    first = Repair(7, 1, 3, "a", committable("r1", 8, p0=(20, 3), p1=(30, 1)))
+    second = Repair(7, 2, 3, "a", committable("r2", 9, p1=(50, 1)))
+    made = history(lost, repairs=(first, second))
+    claims = {claim.place[1]: claim for claim in claims_of(made, made.manifests[7])}
+    assert {p: (claim.producer_id, claim.first_offset) for p, claim in claims.items()} == {
+        0: (8, 20), 1: (9, 50), 2: (1, 0)
+    }  # fmt: skip
+    assert known_writers([made]) == {(1, 5), (8, 5), (9, 5)}
+
+
+def test_an_accepted_loss_is_known() -> None:
+    made = history(committable("a", 1, p0=(2, 3)), fates={"a": "loss accepted"})
+    assert [claim.given_up for claim in claims_of(made, made.manifests[7])] == [True]

@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from auditing import Quiet
-from bounded import HERE, Silent
+from bounded import Silent, load_pipeline, twice
 from running import orders
+from settled import await_readable
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
 from exactlyonce.engines.bounded.catch_up import CatchingUp
-from exactlyonce.engines.bounded.submit import Submit, in_process, perform, settled
+from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
 
-COUNT = 600
-_numbers = itertools.count()
-
-
-def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
-    """Every piece of work is tried again, though its first attempt came to its end."""
-    attempts = [[perform(each, f"twice-{next(_numbers)}-{attempt}") for attempt in (0, 1)] for each in work]
-    return settled(answers[-1] for answers in attempts)
+COUNT = 200
 
 
 class Changing:
-    """`stored.changing`, run in this process by whatever delivery."""
-
     def __init__(self, kafka: KafkaCluster, name: str, folder: Path) -> None:
         self.kafka, self.name, self.folder = kafka, name, folder
         self.client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
@@ -46,16 +36,10 @@ class Changing:
         kafka.create_topic(f"{name}-in", 2)
 
     def loaded(self, delivery: str) -> Loaded:
-        reference: dict[str, object] = {
-            "module": "stored",
-            "attribute": "changing",
-            "params": {"name": self.name, "database": str(self.folder / "rows.db"), "delivery": delivery},
-            "path": str(HERE.parents[1] / "engines"),
-        }
-        return Loaded(load_reference(reference), reference)
+        database = str(self.folder / "rows.db")
+        return load_pipeline("stored", "changing", self.name, database=database, delivery=delivery)
 
     def catch_up(self, delivery: str, submit: Submit = in_process) -> None:
-        """Feed it, and run to the end of the input."""
         self.kafka.produce(f"{self.name}-in", orders(COUNT, first=self.fed))
         self.fed += COUNT
         options = RunOptions(self.client, parallelism=1)
@@ -66,6 +50,7 @@ class Changing:
 
     def times(self) -> list[Counter[int]]:
         """How often a reader finds how many orders, in the topic and in the database."""
+        await_readable(self.kafka, f"{self.name}-out")
         values = [record.value or b"" for record in self.kafka.read_committed(f"{self.name}-out")]
         with closing(sqlite3.connect(self.folder / "rows.db")) as reader:
             rows = [row.encode() for (row,) in reader.execute("select row from rows")]
@@ -74,36 +59,29 @@ class Changing:
 
 @pytest.fixture
 def changing(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Changing:
-    """One that was not fed yet."""
     return Changing(kafka, topic_name, tmp_path)
 
 
 @pytest.mark.parametrize(("delivery", "times"), [("exactly_once", 1), ("at_least_once", 2)])
 def test_a_unit_that_is_tried_again(changing: Changing, delivery: str, times: int) -> None:
-    """What both attempts have written is there once exactly once, and twice at least once."""
     changing.catch_up(delivery, twice)
     assert changing.times() == [{times: COUNT}, {times: COUNT}]
 
 
 def test_at_most_once_is_refused(changing: Changing) -> None:
-    """Nothing is begun, and the message names the sink and what can be done."""
     with pytest.raises(ConfigError, match=r"Sink 'out' delivers at most once, which bounded work cannot do.*run`"):
         changing.catch_up("at_most_once")
 
 
 def test_another_delivery_goes_on_where_the_last_one_ended(changing: Changing) -> None:
-    """From exactly once to at least once and back, with a ledger in the store, every order is there once."""
     for delivery in ("exactly_once", "at_least_once", "exactly_once"):
         changing.catch_up(delivery)
     assert changing.times() == [{1: 3 * COUNT}, {1: 3 * COUNT}]
 
 
 def test_an_audit_does_not_judge_a_weaker_sink(changing: Changing) -> None:
-    """It names the sinks that it does not judge; where there are no others, no checkpoint is judged."""
     changing.catch_up("at_least_once")
     report = changing.audit("at_least_once")
     assert (report.findings, report.checkpoints) == ([], [])
-    assert [each.split(":")[0] for each in report.unjudged] == [
-        "sink out delivers at least once",
-        "sink rows delivers at least once",
-    ]
+    unjudged = [each.split(":")[0] for each in report.unjudged]
+    assert unjudged == [f"sink {sink} delivers at least once" for sink in ("out", "rows")]

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bounded import HERE, Fed, Silent, catch_up, exported_and_reset
+from bounded import HERE, Fed, Silent, catch_up, exactlyonce, exported_and_reset, start
 from running import assert_totals
 
 from exactlyonce.cli.main import main
 from exactlyonce.engines.options import Restoration
 from exactlyonce.pipeline.errors import ConfigError, GraphError
-from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
 
 
 @pytest.mark.exhaustive
 def test_it_goes_on_from_an_export(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """At another parallelism, once: the same call, repeated, goes on from where the first one has ended."""
     pipeline, exports = loaded("broad"), tmp_path / "exports"
     exports.mkdir()
     fed.feed(600)
@@ -41,25 +36,13 @@ def test_it_goes_on_from_an_export(fed: Fed, loaded: Any, tmp_path: Path) -> Non
         fed.assert_state(pipeline, summary.manifest)
         fed.assert_nothing_left()
         assert summary.manifest.origin.startswith("export ")
+    again = json.loads(exactlyonce(fed.kafka, "savepoint", fed.name, "--to", f"file://{tmp_path}", "--json"))["url"]
     with pytest.raises(ConfigError, match="an exported savepoint begins a pipeline that has none"):
-        catch_up(fed, pipeline, 2, tmp_path, restoration=Restoration(exported_again(fed, tmp_path)))
-
-
-def exported_again(fed: Fed, folder: Path) -> str:
-    """Another export, of a pipeline that keeps its checkpoints."""
-    assert main(["savepoint", fed.name, "--to", f"file://{folder}", *servers(fed)]) == 0
-    (savepoint,) = folder.glob(f"{fed.name}-*")
-    return f"file://{savepoint}"
-
-
-def servers(fed: Fed) -> tuple[str, str]:
-    return "--bootstrap-servers", fed.kafka.bootstrap_servers
+        catch_up(fed, pipeline, 2, tmp_path, restoration=Restoration(again))
 
 
 @pytest.mark.exhaustive
 def test_changed_code(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """State of an operator that is gone is refused by its name before anything begins, and left behind as asked; the
-    keys of the others are distributed to other key groups."""
     fed.feed(600)
     catch_up(fed, loaded("broad"), 2, tmp_path / "staging")
     url = exported_and_reset(fed, tmp_path)
@@ -79,25 +62,15 @@ def test_changed_code(fed: Fed, loaded: Any, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_savepoint_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """It is gone back to only if that is what is wanted, and output comes again; one that is not there is named."""
     pipeline = loaded("broad")
     fed.feed(300)
-    path = os.pathsep.join([str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
-    line = [sys.executable, "-m", "exactlyonce.cli.main", "run", "bounded_pipelines:broad", "--param"]
-    with (tmp_path / "said").open("w+") as said, subprocess.Popen(
-        [*line, f"name={fed.name}", *servers(fed), "--parallelism", "2"],
-        cwd=HERE, env={**os.environ, "PYTHONPATH": path}, stdin=subprocess.DEVNULL, stderr=said,
-    ) as process:  # fmt: skip
-        try:
-            deadline = time.monotonic() + LIMIT_S
-            while '"event": "checkpoint"' not in (tmp_path / "said").read_text():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)  # a file of another process has no event to wait for
-            assert main(["savepoint", fed.name, "--stop", *servers(fed)]) == 0
-            assert process.wait(LIMIT_S) == 0
-        finally:
-            process.kill()
+    run = start(fed, "bounded_pipelines:broad", "--parallelism", "2")
+    try:
+        run.await_event(lambda event: event["event"] == "checkpoint")
+        exactlyonce(fed.kafka, "savepoint", fed.name, "--stop")
+        assert run.wait() == 0, run.said
+    finally:
+        run.process.kill()
     latest = fed.history().latest
     assert latest is not None
     number = latest.checkpoint
@@ -119,7 +92,6 @@ def test_a_savepoint_of_the_topic(fed: Fed, loaded: Any, tmp_path: Path) -> None
 def test_what_the_commands_refuse(
     fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Before Spark is started: options without a savepoint, and one that is not there."""
     monkeypatch.chdir(HERE)
     for name, options, message in (
         ("backfill", ("--rewind",), "rewind is for a run that begins from a savepoint: add --from-savepoint"),
@@ -128,6 +100,6 @@ def test_what_the_commands_refuse(
         ("backfill", ("--from-savepoint", "x"), "x"),
     ):
         target = ("bounded_pipelines:broad", "--param", f"name={fed.name}")
-        assert main([name, *target, *servers(fed), *options]) == 2
+        assert main([name, *target, "--bootstrap-servers", fed.kafka.bootstrap_servers, *options]) == 2
         assert message in " ".join(capsys.readouterr().err.split())
     assert f"{fed.name}.checkpoints" not in fed.kafka.admin().list_topics().topics

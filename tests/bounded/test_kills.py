@@ -16,26 +16,33 @@ from exactlyonce.testing.cluster import LIMIT_S
 pytestmark = pytest.mark.broker
 
 STEPS = [name for name in NAMES if name.startswith(("unit-", "publication-", "advance-", "coordinator-"))]
+ONCE = ("coordinator-opened", "coordinator-swept")
+"""Met once by a driver; the others are met in each of its checkpoints."""
+DRIVING = """
+import sys
+from pathlib import Path
+from bounded import *
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+options = RunOptions(ClientConfig({"bootstrap.servers": sys.argv[1]}), parallelism=2)
+loaded = load_pipeline("bounded_pipelines", "broad", sys.argv[2])
+CatchingUp(loaded, options, in_process, Path(sys.argv[3]), Silent(), chunk_records=1500).run()
+"""
 
 
 def drive(fed: Fed, staging: Path, failpoint: str, fired: Path) -> int:
-    """The exit code of a driver of its own, at parallelism 2, that dies at the second hit of *failpoint*."""
-    fired.mkdir(exist_ok=True)
-    nth = 1 if failpoint in ("coordinator-opened", "coordinator-swept", "coordinator-triggered") else 2
+    """The exit code of a driver of its own, at parallelism 2, that dies in its second checkpoint, or as it begins."""
+    fired.mkdir()
+    nth = 1 if failpoint in ONCE else 2
     armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}=kill@{nth}", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
-    arguments = [fed.kafka.bootstrap_servers, fed.name, str(staging), "2", "1500"]
-    done = subprocess.run(
-        [sys.executable, str(HERE / "driving.py"), *arguments],
-        env={**os.environ, "PYTHONPATH": path, **armed}, capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
-    return done.returncode
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1] / "engines")])
+    line = [sys.executable, "-c", DRIVING, fed.kafka.bootstrap_servers, fed.name, str(staging)]
+    environment = {**os.environ, "PYTHONPATH": path, **armed}
+    return subprocess.run(line, env=environment, capture_output=True, timeout=LIMIT_S).returncode
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("failpoint", [name for name in STEPS if name != "coordinator-triggered"])
 def test_a_killed_driver(failpoint: str, fed: Fed, tmp_path: Path) -> None:
-    """A backfill killed in its second checkpoint and run again gives what an undisturbed one gives."""
     fed.feed(3_000)
     assert drive(fed, tmp_path / "staging", failpoint, tmp_path / "fired") == -9
     assert (tmp_path / "fired" / failpoint).exists(), "the planned kill happened"

@@ -23,20 +23,16 @@ MARGIN = 1 << 16
 
 
 class Document(msgspec.Struct):
-    """A record that functions can change in place."""
-
     number: int
     body: bytes = b""
 
 
 def sending(folder: Path, receivers: int = 2, type_: Any = Document) -> Sending:
-    """A shuffle's end with a file for each of so many receivers."""
     writers = [FrameWriter(folder / str(receiver)) for receiver in range(receivers)]
     return Sending("by>totals", 0, 128, BatchCodec(type_), writers, BatchTime(7))
 
 
 def batch(records: list[Any], first: int = 0, topic: str = "t") -> Batch:
-    """*records*, each with a key of its own."""
     numbers = range(first, first + len(records))
     return Batch(records, [Coordinates(topic, 0, n) for n in numbers], [canonical_key(n) for n in numbers])
 
@@ -55,7 +51,6 @@ def arrived(file: StagedFile, type_: Any = Document) -> tuple[list[Any], list[tu
 
 
 def test_a_record_is_sent_as_it_was(tmp_path: Path) -> None:
-    """A branch that changes its records in place, after they were sent, changes nothing of what was sent."""
     sender, sent = sending(tmp_path), [Document(number) for number in range(300)]
     for first in range(0, 300, 50):
         some = sent[first : first + 50]
@@ -70,18 +65,18 @@ def test_a_record_is_sent_as_it_was(tmp_path: Path) -> None:
         assert key == canonical_key(record.number)
 
 
-def test_small_batches_share_a_frame(tmp_path: Path) -> None:
-    """However little comes at a time, frames have many records, in the order in which they were sent."""
-    sender = sending(tmp_path, receivers=1, type_=int)
-    for number in range(5_000):
-        sender(batch([number], number))
+@pytest.mark.parametrize(("sent", "frames"), [([1] * 5_000, [2_000, 2_000, 1_000]), ([30_000], [2_000] * 15)])
+def test_frames_are_bounded_by_records(sent: list[int], frames: list[int], tmp_path: Path) -> None:
+    sender, total = sending(tmp_path, receivers=1, type_=int), 0
+    for count in sent:
+        sender(batch(list(range(total, total + count)), total))
+        total += count
     (file,) = sender.close()
-    assert [records_in(frame[TIME_BYTES:]) for frame in read_frames(file.file)] == [2_000, 2_000, 1_000]
-    assert arrived(file.file, int)[0] == list(range(5_000))
+    assert [records_in(frame[TIME_BYTES:]) for frame in read_frames(file.file)] == frames
+    assert arrived(file.file, int)[0] == list(range(total))
 
 
 def test_frames_are_bounded_by_bytes(tmp_path: Path) -> None:
-    """Large records are cut into frames of a megabyte, and one that is larger has a frame of its own."""
     sender = sending(tmp_path, receivers=1)
     sizes = [50_000] * 200 + [3 << 20] + [10] * 50
     records = [Document(number, os.urandom(size)) for number, size in enumerate(sizes)]
@@ -95,18 +90,7 @@ def test_frames_are_bounded_by_bytes(tmp_path: Path) -> None:
     assert arrived(file.file)[0] == records
 
 
-def test_a_large_batch_is_many_frames(tmp_path: Path) -> None:
-    """What one batch has become by a flat_map is sent in frames, and put out in frames, of a bounded number."""
-    sender = sending(tmp_path, receivers=1, type_=int)
-    sender(batch(list(range(30_000))))
-    (file,) = sender.close()
-    assert max(records_in(frame[TIME_BYTES:]) for frame in read_frames(file.file)) <= 2_000
-    assert arrived(file.file, int)[0] == list(range(30_000))
-
-
 def test_a_large_frame_is_taken_in_linear_time(tmp_path: Path) -> None:
-    """A frame of any size, as a base may have on its way, is taken part by part without being copied for each."""
-
     class Counting(list[Any]):
         copied = 0
 
@@ -127,7 +111,6 @@ def test_a_large_frame_is_taken_in_linear_time(tmp_path: Path) -> None:
 
 
 def test_outputs_are_cut_likewise(tmp_path: Path) -> None:
-    """A sink's outputs are staged in frames bounded by records and bytes, with keys, headers and origins of each."""
     staging = Staging("out", 0, FrameWriter(tmp_path / "out"), origins=True)
     values = [b"%d" % number for number in range(5_000)] + [os.urandom(100_000) for _ in range(40)]
     given = batch(values)
@@ -146,6 +129,5 @@ def test_outputs_are_cut_likewise(tmp_path: Path) -> None:
 
 
 def test_a_record_of_another_type_is_named(tmp_path: Path) -> None:
-    """One that cannot be encoded ends the run with its place, at once."""
     with pytest.raises(RecordError, match=r"t\[0\] offset 3"):
         sending(tmp_path)(batch([Document(0), Document(1), Document(2), object()]))

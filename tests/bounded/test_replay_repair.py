@@ -20,19 +20,13 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 @pytest.fixture
 def lossy(own_broker: Callable[..., KafkaCluster], topic_name: str, tmp_path: Path) -> Iterator[Lossy]:
-    """On a broker of its own."""
     made = Lossy(own_broker(QUICK_ABORTS), topic_name, tmp_path / "fired")
     yield made
-    for each in made.runs:
-        if each.process.poll() is None:
-            each.kill()
+    made.end()
 
 
 @pytest.mark.exhaustive
 def test_one_of_four_is_lost_and_its_records_are_gone(lossy: Lossy, tmp_path: Path) -> None:
-    """The interval is replayed from the checkpoint before, along the order logs, and exactly what the lost subtask had
-    written becomes visible, though the repair itself is killed: before it is recorded, and before it is committed. An
-    audit takes the repair for what it stands for."""
     lost = lossy.lose("out", f"{lossy.name}-out")
     for killed in ("repair-replayed", "repair-recorded"):
         assert lossy.incarnation(killed).wait() == -9
@@ -50,7 +44,6 @@ def test_one_of_four_is_lost_and_its_records_are_gone(lossy: Lossy, tmp_path: Pa
 
 @pytest.mark.exhaustive
 def test_a_replay_is_not_tried_where_the_user_wants_a_halt(lossy: Lossy) -> None:
-    """--repair halt ends with what is affected and the choices; without it the next run repairs."""
     lost = lossy.lose("copies", f"{lossy.name}-copies")
     halted = lossy.incarnation("", "--repair", "halt")
     assert halted.wait() == 6

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 from bounded_pipelines import Opened
+from manifests import manifest
 from running import orders
 
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.checkpoint.store.blocks import BlockReader
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -34,8 +35,6 @@ pytestmark = pytest.mark.broker
 
 
 class Computing:
-    """Runs a pipeline's units over all that its topics hold."""
-
     def __init__(self, fed: Any, loaded: Loaded, parallelism: int, folder: Path) -> None:
         self.config = ClientConfig({"bootstrap.servers": fed.kafka.bootstrap_servers})
         self.graph = loaded.pipeline.build()
@@ -50,65 +49,71 @@ class Computing:
         )
         ids = {name: topic.topic_id for name, topic in topics.describe(names.values()).items()}
         topics.close()
+        base = manifest(
+            pipeline=self.graph.pipeline_id, checkpoint=0, incarnation=1, kind="initial", base=0, previous=0,
+            fingerprint=self.graph.fingerprint(), max_parallelism=self.graph.max_parallelism, parallelism=parallelism,
+            block_partitions=self.topic.partitions,
+        )  # fmt: skip
         self.unit = Unit(
             loaded.reference, self.graph.fingerprint(), dict(self.config.settings), "", 0, parallelism, 1,
-            self.base(parallelism), 1, 0, self.topic, ids, (), (), None, True, False, str(folder),
-        )  # fmt: skip
-
-    def base(self, parallelism: int) -> Manifest:
-        """A manifest 0."""
-        return Manifest(
-            pipeline=self.graph.pipeline_id, checkpoint=0, incarnation=1, attempt=0, kind="initial", base=0,
-            previous=0, triggered_at_ms=0, completed_at_ms=0, fingerprint=self.graph.fingerprint(),
-            max_parallelism=self.graph.max_parallelism, parallelism=parallelism,
-            block_partitions=self.topic.partitions, block_end_offsets=(), written_bytes=0, offsets=(), operators=(),
-            order_logs=(), committables=(), sinks=(),
+            base, 1, 0, self.topic, ids, (), (), None, True, False, str(folder),
         )  # fmt: skip
 
     def run(self, **changes: Any) -> list[Receipt]:
-        """The receipts of all units, which are as *changes* say."""
         logs = changes.pop("logs", None)
         return compute(self.plan, msgspec.structs.replace(self.unit, **changes), self.ranges, in_process, logs)
 
     def logs(self, receipts: list[Receipt]) -> dict[tuple[str, int], tuple[bytes, ...]]:
-        """The order logs that the units have written."""
         reader = BlockReader(self.config.confluent(), self.topic)
         wanted = {each.ack.order_log for each in receipts if each.ack.order_log is not None}
         return {(log.task, log.subtask): tuple(b.body for _, b in reader.fetch(log.blocks)) for log in wanted}
 
 
 def outputs(receipts: list[Receipt]) -> dict[tuple[str, int], list[Any]]:
-    """Values by sink and subtask, in order."""
     found: dict[tuple[str, int], list[Any]] = defaultdict(list)
-    for receipt in receipts:
-        for file in receipt.outputs:
-            for batch in read_outputs(file.file):
-                found[file.sink, file.subtask] += [json.loads(value or b"") for value in batch.values]
+    for file in (file for receipt in receipts for file in receipt.outputs):
+        for batch in read_outputs(file.file):
+            found[file.sink, file.subtask] += [json.loads(value or b"") for value in batch.values]
     return found
 
 
-@pytest.mark.exhaustive(but=["3"])
-@pytest.mark.parametrize("parallelism", [1, 3])
-def test_units_give_what_a_fold_gives(fed: Any, loaded: Any, parallelism: int, tmp_path: Path) -> None:
-    """Over three stages every order gives one copy and one update with its running total."""
-    fed.feed(9_000)
-    receipts = Computing(fed, loaded("broad"), parallelism, tmp_path).run()
-    assert sum(each.records for each in receipts) == 13_500
-    given = {order["id"]: order for order in (json.loads(value) for _, value in fed.all)}
-    updates = [each for (sink, _), some in outputs(receipts).items() if sink == "out" for each in some]
+def values(receipts: list[Receipt], sink: str) -> list[Any]:
+    """All values of a sink, those of each subtask in order."""
+    return [value for (name, _), some in outputs(receipts).items() if name == sink for value in some]
+
+
+def assert_running_totals(updates: list[Any], given: dict[int, Any]) -> None:
     assert sorted(update["id"] for update in updates) == sorted(given)
     sums: dict[str, int] = defaultdict(int)
     for update in updates:
         sums[update["customer"]] += given[update["id"]]["total"]
         assert update["sum"] == sums[update["customer"]]
-    copies = [each["id"] for (sink, _), some in outputs(receipts).items() if sink == "copies" for each in some]
-    assert sorted(copies) == sorted(given)
 
 
+@pytest.mark.exhaustive(but=["3"])
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_units_give_what_a_fold_gives(fed: Any, loaded: Any, parallelism: int, tmp_path: Path) -> None:
+    fed.feed(2_000)
+    receipts = Computing(fed, loaded("broad"), parallelism, tmp_path).run()
+    assert sum(each.records for each in receipts) == 3_000
+    given = {order["id"]: order for order in (json.loads(value) for _, value in fed.all)}
+    assert_running_totals(values(receipts, "out"), given)
+    assert sorted(each["id"] for each in values(receipts, "copies")) == sorted(given)
+
+
+def test_units_leave_out_what_is_to_be_skipped(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    fed.feed(50)
+    computing = Computing(fed, loaded("broad"), 1, tmp_path)
+    topic = next(each.topic for each in computing.ranges if each.length > 1)
+    receipts = computing.run(skips=(RecordPlace(topic, 0, 1), RecordPlace("other", 0, 0)))
+    assert sum(each.skipped_count for each in receipts) == 1
+    assert len(values(receipts, "copies")) == sum(each.records for each in receipts) - 1
+
+
+@pytest.mark.exhaustive
 def test_more_partitions_than_may_be_open(
     kafka: Any, topic_name: str, loaded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A unit reads as many partitions as it has with as many descriptors as there are: each record once, in order."""
     monkeypatch.setattr(turns, "OPEN_READERS_MAX", 4)
     for name, partitions in (("in", 60), ("more", 1)):
         kafka.create_topic(f"{topic_name}-{name}", partitions)
@@ -122,43 +127,35 @@ def test_more_partitions_than_may_be_open(
         receipts = Computing(fed, loaded("broad"), 1, tmp_path).run()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    copies = [each["id"] for (sink, _), some in outputs(receipts).items() if sink == "copies" for each in some]
-    assert sorted(copies) == sorted(json.loads(value)["id"] for _, value in given)
+    copies = sorted(each["id"] for each in values(receipts, "copies"))
+    assert copies == sorted(json.loads(value)["id"] for _, value in given)
 
 
 def test_what_cannot_be_assembled(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """Where an operator cannot be opened, those before it are closed."""
     with pytest.raises(ExactlyOnceError, match="no database today"):
         Computing(fed, loaded("half_opened"), 1, tmp_path).run()
     assert Opened.count == 0
 
 
 def test_a_branch_that_changes_its_records_in_place(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """What one branch has sent to the next stage is not changed by another that comes after it."""
     fed.feed(300)
     given = {order["id"]: order for order in (json.loads(value) for _, value in fed.left)}
-    found = outputs(Computing(fed, loaded("changing"), 2, tmp_path).run())
-    sums: dict[str, int] = defaultdict(int)
-    for update in (each for (sink, _), some in found.items() if sink == "out" for each in some):
-        sums[update["customer"]] += given[update["id"]]["total"]
-        assert update["sum"] == sums[update["customer"]]
-    copies = {each["id"]: each["total"] for (sink, _), some in found.items() if sink == "copies" for each in some}
-    assert copies == {order["id"]: 2 * order["total"] for order in given.values()}
+    receipts = Computing(fed, loaded("changing"), 2, tmp_path).run()
+    assert_running_totals(values(receipts, "out"), given)
+    copies = {each["id"]: each["total"] for each in values(receipts, "copies")}
+    assert copies == {number: 2 * order["total"] for number, order in given.items()}
 
 
 def test_edges_whose_names_are_alike(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """Every edge has files of its own, wherever the hyphens of its operators' ids are."""
     fed.feed(300)
-    found = outputs(Computing(fed, loaded("alike"), 2, tmp_path).run())
-    for wanted in ("out", "copies"):
-        ids = [each["id"] for (sink, _), some in found.items() if sink == wanted for each in some]
-        assert sorted(ids) == list(range(300))
+    receipts = Computing(fed, loaded("alike"), 2, tmp_path).run()
+    for sink in ("out", "copies"):
+        assert sorted(each["id"] for each in values(receipts, sink)) == list(range(300))
 
 
 @pytest.mark.exhaustive
 def test_along_the_order_log_everything_comes_again(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """A second run along the first one's logs gives the same outputs in order, with origins, and writes no block."""
-    fed.feed(9_000)
+    fed.feed(3_000)
     computing = Computing(fed, loaded("broad"), 3, tmp_path)
     first = computing.run()
     logs = computing.logs(first)
@@ -170,12 +167,11 @@ def test_along_the_order_log_everything_comes_again(fed: Any, loaded: Any, tmp_p
     assert all(batch.origins and len(batch.origins) == len(batch.values) for batch in batches)
     origins = [(file.sink, origin) for each in again for file in each.outputs
                for batch in read_outputs(file.file) for origin in batch.origins or ()]  # fmt: skip
-    assert len(set(origins)) == len(origins) == 3 * 13_500, "each input record stands behind one output of each sink"
+    assert len(set(origins)) == len(origins) == 3 * 4_500, "each input record stands behind one output of each sink"
 
 
 def test_a_log_that_does_not_fit_is_a_halt(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """Where there is more or less input than the order log says, the units stop."""
-    fed.feed(900)
+    fed.feed(300)
     computing = Computing(fed, loaded("broad"), 2, tmp_path)
     logs = computing.logs(computing.run())
     fed.feed(100)
@@ -187,13 +183,16 @@ def test_a_log_that_does_not_fit_is_a_halt(fed: Any, loaded: Any, tmp_path: Path
         computing.run(logs=logs)
 
 
-def test_a_single_partition_has_an_order_log(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """Input that is gone, as by compaction, is noticed also by a subtask that has one partition and nothing else."""
+def test_the_order_log_of_a_single_partition(fed: Any, loaded: Any, tmp_path: Path) -> None:
+    """Missing input is noticed; a checkpoint from before such subtasks wrote order logs is computed again."""
     fed.feed(400)
     computing = Computing(fed, loaded("changing"), 4, tmp_path)
     first = computing.run()
     logs = computing.logs(first)
     assert {(each.ack.task, each.ack.subtask) for each in first if each.records} <= set(logs)
+    sources = {each.ack.task for each in first if each.records}
+    older = {place: log for place, log in logs.items() if place[0] not in sources}
+    assert outputs(computing.run(logs=older, write_state=False)) == outputs(first)
     computing.ranges = tuple(
         msgspec.structs.replace(each, start=each.start + (each.end > 0)) for each in computing.ranges
     )
@@ -201,17 +200,6 @@ def test_a_single_partition_has_an_order_log(fed: Any, loaded: Any, tmp_path: Pa
         computing.run(logs=logs, write_state=False)
 
 
-def test_without_the_order_log_of_a_single_partition(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """A checkpoint from before subtasks with one partition wrote order logs is computed again all the same."""
-    fed.feed(400)
-    computing = Computing(fed, loaded("changing"), 4, tmp_path)
-    first = computing.run()
-    sources = {each.ack.task for each in first if each.records}
-    logs = {place: log for place, log in computing.logs(first).items() if place[0] not in sources}
-    assert outputs(computing.run(logs=logs, write_state=False)) == outputs(first)
-
-
 def test_an_empty_partition_has_no_order_log(fed: Any, loaded: Any, tmp_path: Path) -> None:
-    """A subtask that reads one partition, which has nothing new, needs no block to say so."""
     computing = Computing(fed, loaded("changing"), 4, tmp_path)
     assert "left" not in {task for task, _ in computing.logs(computing.run())}

@@ -51,27 +51,12 @@ COMMITTABLE = Committable(
     sink="out", subtask=0, checkpoint=4, written=(Written("totals", 0, 5, 6),),
 )  # fmt: skip
 MANIFEST = Manifest(
-    pipeline="p",
-    checkpoint=0,
-    incarnation=1,
-    attempt=0,
-    kind="checkpoint",
-    base=0,
-    previous=0,
-    triggered_at_ms=1_000,
-    completed_at_ms=1_100,
-    fingerprint="f1",
-    max_parallelism=128,
-    parallelism=2,
-    block_partitions=5,
-    block_end_offsets=(1, 2, 3, 4, 5),
-    written_bytes=10,
-    offsets=(SourceOffset("orders", "orders", "id", 0, 7),),
-    operators=(OperatorSnapshot("totals", 2, 10, ((REF,), ())),),
-    order_logs=(OrderLog("totals", 0, (REF,)),),
-    committables=(COMMITTABLE,),
-    sinks=(("out", "totals", 3),),
-)
+    pipeline="p", checkpoint=0, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0, triggered_at_ms=1_000,
+    completed_at_ms=1_100, fingerprint="f1", max_parallelism=128, parallelism=2, block_partitions=5,
+    block_end_offsets=(1, 2, 3, 4, 5), written_bytes=10, offsets=(SourceOffset("orders", "orders", "id", 0, 7),),
+    operators=(OperatorSnapshot("totals", 2, 10, ((REF,), ())),), order_logs=(OrderLog("totals", 0, (REF,)),),
+    committables=(COMMITTABLE,), sinks=(("out", "totals", 3),),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -97,29 +82,23 @@ class RealLog(DecisionLog):
         self._performer = Performer(config, Transactions(config), Log(config), self.requests, 0)
 
     def do(self, procedure: Procedure[R]) -> R:
-        """Run *procedure* to its end."""
         return drive(procedure, self._performer)
 
     def appended(self, *records: Decision, blocks_dropped: Iterable[BlockRef] = (), **more: Any) -> Outcome:
-        """What became of an append; *blocks_dropped* lie in the topic."""
         blocks = [StoredBlock(TOPIC, ref) for ref in blocks_dropped]
         return self.do(self.append(*records, blocks_dropped=blocks, **more))
 
     def beaten(self, **more: Any) -> Outcome:
-        """What became of a heartbeat."""
         return self.do(self.heartbeat(**more))
 
     @property
     def end_offsets(self) -> tuple[int, ...]:
-        """Of every partition of the topic."""
         partitions = range(self.topic.partitions)
         ends = store_client.end_offsets(store_client.admin(self._config.confluent()), self.topic.name, partitions)
         return tuple(ends[each] for each in partitions)
 
 
 class Store:
-    """The checkpoint topic of a pipeline that no other test has."""
-
     def __init__(self, bootstrap_servers: str, pipeline: str) -> None:
         self.config: dict[str, Any] = {"bootstrap.servers": bootstrap_servers}
         self.pipeline = pipeline
@@ -144,19 +123,16 @@ class Store:
         return log
 
     def seen(self) -> History | None:
-        """What a decision log sees that fences nobody."""
         log = self.log()
         return log.do(log.peek())
 
     def manifest(self, checkpoint: int, incarnation: int = 1, **changes: Any) -> Manifest:
-        """A manifest of this pipeline."""
         changes = {"committables": (), "operators": (), "order_logs": ()} | changes
         return msgspec.structs.replace(
             MANIFEST, pipeline=self.pipeline, checkpoint=checkpoint, incarnation=incarnation, **changes
         )
 
     def mark(self, checkpoint: int, incarnation: int = 1) -> Finalized:
-        """The finalized mark of such a manifest."""
         return Finalized(checkpoint, incarnation, 1_200, ())
 
     def write(self, key: str, value: bytes | None, partition: int = 0) -> None:
@@ -171,12 +147,10 @@ class Store:
             raise KafkaException(failed[0])
 
     def remove_before(self, partition: int, offset: int) -> None:
-        """Delete the first records of a partition, as only somebody else would."""
         self.kafka.configure_topic(self.topic.name, cleanup_policy="delete")
         self.kafka.delete_records(self.topic.name, {partition: offset})
 
     def incarnation(self, number: int) -> Incarnation:
-        """What an incarnation of `living` looks like in the log."""
         return Incarnation(
             incarnation=number, host="here", process=1, started_at_ms=self.clock.now_ms(),
             heartbeat_ms=self.clock.now_ms(),
@@ -185,11 +159,9 @@ class Store:
 
 @pytest.fixture
 def store(kafka: Any, topic_name: str) -> Store:
-    """A checkpoint topic on the shared broker."""
     return Store(kafka.bootstrap_servers, topic_name)
 
 
 @pytest.fixture
 def new_store() -> Callable[[str, str], Store]:
-    """Makes a checkpoint topic on a broker of the test's own."""
     return Store

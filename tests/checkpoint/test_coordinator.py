@@ -1,499 +1,295 @@
-"""The coordinator's core: each transition of the job and of a checkpoint."""
+"""The coordinator's core: triggers, acknowledgements, late ones, failures. `scripted_job` explains the scripts."""
 
 from __future__ import annotations
 
-from typing import Any
+from scripted_job import INTERVAL_MS, TIMEOUT_MS, ScriptedJob, play, precommit, scripts
 
-import pytest
-
-from exactlyonce.checkpoint.commits.protocol import Refuse
-from exactlyonce.checkpoint.coordinator import NEVER_MS, Coordinator
-from exactlyonce.checkpoint.decision import Decided
-from exactlyonce.checkpoint.events import (
-    Ack,
-    Acknowledged,
-    AnnounceFinalized,
-    Concluded,
-    Decide,
-    Deploy,
-    Deployed,
-    Effect,
-    Event,
-    Failed,
-    Note,
-    PendingCheckpoint,
-    ProducerGranted,
-    Recovered,
-    Restart,
-    SourcesFinished,
-    Stop,
-    Tick,
-    Trigger,
-)
-from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import Manifest, OrderLog
-from exactlyonce.checkpoint.restart import FixedDelay, RestartStrategy
-from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.states import JobState
-from exactlyonce.pipeline.errors import Halt, InvariantViolation
-
-INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
-SUBTASKS, SINKS = {("task", 0), ("task", 1)}, {("out", 0), ("out", 1)}
+from exactlyonce.checkpoint.events import Ack, Acknowledged, Decide, PendingCheckpoint, Tick
+from exactlyonce.checkpoint.records.manifest import OrderLog
 
 
-def manifest(checkpoint: int = 0) -> Manifest:
-    """A manifest of which only the number matters."""
-    return Manifest(
-        pipeline="p", checkpoint=checkpoint, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
-        triggered_at_ms=0, completed_at_ms=0, fingerprint="f", max_parallelism=128, parallelism=2, block_partitions=4,
-        written_bytes=0, block_end_offsets=(), offsets=(), operators=(), order_logs=(), sinks=(), committables=(),
-    )  # fmt: skip
+@scripts("""
+# An incarnation goes from recovery over deployment to checkpoints: the first comes an interval after workers are ready.
+job sinks=2
+recovered 4 -> deploy 0 from 4
+granted 0 1 0 1
+10 deployed
+1009 tick
+1010 tick -> trigger 5 on 4
+ack 5 -> decide 5 on 4
+finalized 5 -> announce 5
+2010 tick -> trigger 6 on 5
+
+# An event in a state that the table does not allow is a violation: but words of workers reach no recovering job, and
+# nothing reaches an ended one.
+deployed
+finalized 1 -> violation
+recovered 0 -> deploy 0 from 0
+recovered 0 -> violation
+finalized 1 -> violation
+deployed
+deployed -> violation
+recovered 0 -> violation
+finalized 1 -> violation
+failed Halt: x -> end at 0: Halt x
+recovered 0
+deployed
+finalized 1
+
+# An ended job does nothing.
+job sinks=2
+running
+failed Halt: x -> end at 0: Halt x
+99999 tick
+stop
+failed y
+finished
+granted 0
+wake -> never
+
+# Nothing is triggered before every sink has a producer for now and one for after.
+job sinks=2
+running with 1
+1000 tick
+granted 0
+granted 1 -> trigger 1 on 0
+
+# A precommit uses up a producer: an empty interval keeps it.
+job sinks=2
+running with 2
+1000 tick -> trigger 1 on 0
+ack 1 by 0 with 0
+ack 1 by 1 -> decide 1 on 0 with id-1-0
+finalized 1 -> announce 1
+2000 tick
+granted 1
+granted 0 -> trigger 2 on 1
+
+# Only a checkpoint that is not acknowledged may yet use up a producer.
+job sinks=2 max_concurrent=2
+running with 2
+1000 tick -> trigger 1 on 0
+2000 tick
+ack 1 by 0 with 0 1
+granted 0 1
+ack 1 by 1 -> decide 1 on 0 with id-1-0 id-1-1 & trigger 2 on 0
+
+# A sink that gets no producer restarts the job.
+job sinks=2
+running with 1
+granted 0
+5999 tick
+6000 tick -> restart 1 after 70: no producer was ready for 5000 ms at sink out subtask 1
+
+# A worker that hangs is blamed, and not the sink that waits for it.
+job sinks=2
+running with 1
+6000 tick worker 1 hangs
+-> restart 1 after 70: no checkpoint could be triggered for 5000 ms: worker 1 hangs
+
+# A late checkpoint is explained by who hangs and who is slow.
+triggered
+6000 tick worker 0 hangs | x is slow
+-> note checkpoint 1 was not acknowledged within 5000 ms: worker 0 hangs; x is slow; aborted
+-> restart 1 after 70: checkpoint 1 was not acknowledged within 5000 ms: worker 0 hangs; x is slow
+
+# A coordinator that slept does not blame the sinks.
+job sinks=2
+running
+495000 tick -> trigger 1 on 0
+
+# At most so many checkpoints are in flight: all relative to the newest that is complete.
+job max_concurrent=2
+running from 3
+1000 tick -> trigger 4 on 3
+2000 tick -> trigger 5 on 3
+3000 tick
+done 4 -> announce 4 & trigger 6 on 4
+
+# The next wake is never in the past of what cannot be done: it is the timeout of what is in flight, and there is none
+# while a checkpoint is being decided, or a producer is missing, or workers are restoring.
+job sinks=2
+wake -> never
+running with 2
+wake -> 1000
+1000 tick -> trigger 1 on 0
+wake -> 6000
+ack 1 by 0 with 0 1
+ack 1 by 1 -> decide 1 on 0 with id-1-0 id-1-1
+wake -> never
+finalized 1 -> announce 1
+wake -> never
+granted 0 1
+wake -> 2000
+
+# What is built upon is pinned: the bases of all in flight, and the newest, upon which something may yet be triggered.
+job max_concurrent=3
+running from 3
+pinned -> 3
+1000 tick -> trigger 4 on 3
+2000 tick -> trigger 5 on 3
+3000 tick -> trigger 6 on 3
+ack 4 -> decide 4 on 3
+pinned -> 3
+finalized 4 -> announce 4
+pinned -> 3 4
+
+# Acknowledgements out of order are a violation: the same again, an older one, one of a stranger.
+job max_concurrent=2 sinks=2
+triggered
+2000 tick -> trigger 2 on 0
+ack 2 by 0
+ack 2 by 0 -> violation
+ack 1 by 0 -> violation
+ack 1 by 9 -> violation
+granted 9 -> violation
+
+# Decisions come one by one, each after the one before is finalized.
+job max_concurrent=2 sinks=2
+triggered
+2000 tick -> trigger 2 on 0
+ack 1 -> decide 1 on 0
+ack 2 by 0 with 0
+ack 2 by 1
+finalized 7 -> violation
+finalized 1 -> announce 1 & decide 2 on 0 after 1 with id-2-0
+
+# A precommit of a later checkpoint is not carried by an earlier one.
+job max_concurrent=2 sinks=2
+triggered
+2000 tick -> trigger 2 on 0
+ack 1 by 0 with 0
+ack 2 by 0 with 0
+ack 1 by 1 -> decide 1 on 0 with id-1-0
+finalized 1 -> announce 1
+ack 2 by 1 -> decide 2 on 0 after 1 with id-2-0
+
+# Completed ids only grow.
+triggered from 5
+done 6 -> announce 6
+failed a worker died -> restart 1 after 70: a worker died
+recovered 5 -> violation
+
+# Carried output is carried again if the next checkpoint is late too.
+job tolerable_failed=2 sinks=2
+triggered
+ack 1 by 0 with 0
+6000 tick -> note checkpoint 1 was not acknowledged ... & trigger 2 on 0
+ack 2 by 0 with 0
+11000 tick -> note checkpoint 2 was not acknowledged ... & trigger 3 on 0
+ack 1 by 1
+ack 3 -> decide 3 on 0 with id-1-0 id-2-0
+
+# More late checkpoints in a row than tolerated restart the job: one that completes starts the count anew.
+job tolerable_failed=1
+triggered
+6000 tick
+-> note checkpoint 1 was not acknowledged within 5000 ms; aborted, its output is carried by the next one
+-> trigger 2 on 0
+done 2 -> announce 2
+7000 tick -> trigger 3 on 2
+12000 tick -> note checkpoint 3 was ... carried by the next one & trigger 4 on 2
+17000 tick
+-> note checkpoint 4 was not acknowledged within 5000 ms; aborted
+-> restart 1 after 70: checkpoint 4 was not acknowledged within 5000 ms
+
+# Only what is not acknowledged can be late.
+job max_concurrent=2
+triggered
+2000 tick -> trigger 2 on 0
+ack 1 -> decide 1 on 0
+ack 2
+495000 tick
+
+# A late checkpoint beyond the tolerated waits for the decision, and restarts then.
+job max_concurrent=3
+triggered
+2000 tick -> trigger 2 on 0
+ack 1 -> decide 1 on 0
+7000 tick -> note checkpoint 2 was not acknowledged within 5000 ms; aborted
+8000 tick
+finalized 1 -> announce 1 & restart 1 after 70: checkpoint 2 was not acknowledged within 5000 ms
+
+# A failed worker restarts the job and drops what is undecided: last words of the killed workers are not heard,
+# producers are counted anew, and no id is used again.
+job sinks=2 max_concurrent=2
+triggered
+ack 1 by 0 with 0
+failed a worker died -> restart 1 after 70: a worker died
+state -> recovering
+ack 1 by 1 with 1
+granted 0
+finished
+deployed
+failed another worker died
+recovered 0 -> deploy 1 from 0
+deployed
+5000 tick
+granted 0 1 0
+granted 1 -> trigger 2 on 0
+ack 2 -> decide 2 on 0
+
+# Sources pause while a decision waits for a store: not at once, not twice, and no longer than that.
+job staging interval_ms=100
+running
+100 tick -> trigger 1 on 0
+ack 1 by 0 staging
+ack 1 by 1 -> decide 1 on 0 staged 1
+1099 tick
+1100 tick -> hold
+2100 tick
+finalized 1 -> announce 1 & trigger 2 on 1
+tick -> go on
+
+# What an aborted checkpoint staged is decided with the next one.
+job staging tolerable_failed=1
+triggered
+6000 tick -> note checkpoint 1 was ... & trigger 2 on 0
+ack 1 by 0 staging
+ack 2 by 0 staging
+ack 2 by 1 -> decide 2 on 0 staged 1 2
+finalized 2 -> announce 2
+7000 tick -> trigger 3 on 2
+ack 3 -> decide 3 on 2
+""")
+def test_a_script(script: str) -> None:
+    play(script)
 
 
-def precommit(checkpoint: int, subtask: int = 0, open_ms: int = 0) -> Precommit:
-    """What the sink of *subtask* flushed for *checkpoint*."""
-    return Precommit(
-        transactional_id=f"id-{checkpoint}-{subtask}", producer_id=7, epoch=0, sink="out", subtask=subtask,
-        checkpoint=checkpoint, records=3, open_ms=open_ms,
-    )  # fmt: skip
-
-
-class Job:
-    """A coordinator, and shorthands for what happens to it. `now_ms` is the time of every event."""
-
-    def __init__(self, restart: RestartStrategy | None = None, sinks: bool = True, **settings: Any) -> None:
-        asked: dict[str, Any] = {"interval_ms": INTERVAL_MS, "timeout_ms": TIMEOUT_MS, **settings}
-        self.core = Coordinator(
-            CheckpointSettings(**asked), restart or FixedDelay(delay_ms=70), SUBTASKS, SINKS if sinks else set()
-        )
-        self.now_ms = 0
-
-    def __call__(self, event: Event, now_ms: int | None = None) -> list[Effect]:
-        self.now_ms = self.now_ms if now_ms is None else now_ms
-        return self.core.handle(event, self.now_ms)
-
-    def grant(self, producers: int = 1) -> list[Effect]:
-        """So many more producers for each sink subtask."""
-        effects: list[Effect] = []
-        for sink, subtask in sorted(SINKS) * producers:
-            effects += self(ProducerGranted(sink, subtask))
-        return effects
-
-    def running(self, producers: int = 9, checkpoint: int = 0) -> Job:
-        """Recovered from *checkpoint* and deployed."""
-        self(Recovered(manifest(checkpoint)))
-        if self.core.sinks:
-            self.grant(producers)
-        self(Deployed())
-        return self
-
-    def trigger(self, at_ms: int | None = None) -> int:
-        """Wait for the next trigger; its checkpoint."""
-        effects = self(Tick(), self.core.wake_ms if at_ms is None else at_ms)
-        (trigger,) = [each for each in effects if isinstance(each, Trigger)]
-        return trigger.checkpoint
-
-    def ack(self, checkpoint: int, subtasks: str = "01", **more: Any) -> list[Effect]:
-        """Acknowledgements of these subtasks; all effects."""
-        effects: list[Effect] = []
-        for subtask in subtasks:
-            effects += self(Acknowledged(Ack("task", int(subtask), checkpoint, **more)))
-        return effects
-
-    def deciding(self) -> int:
-        """Trigger and acknowledge; the checkpoint that is being decided."""
-        checkpoint = self.trigger()
-        (decide,) = self.ack(checkpoint)
-        assert isinstance(decide, Decide)
-        return checkpoint
-
-    def complete(self) -> int:
-        """One whole checkpoint."""
-        checkpoint = self.deciding()
-        self.conclude(checkpoint)
-        return checkpoint
-
-    def conclude(self, checkpoint: int) -> list[Effect]:
-        """Decided and finalized."""
-        return self(Concluded(checkpoint, Decided(manifest(checkpoint))))
-
-
-def plan_of(effects: list[Effect]) -> PendingCheckpoint:
-    """The plan to be decided on."""
+def plan_of(job: ScriptedJob, *acks: Ack) -> PendingCheckpoint:
+    effects = [effect for each in acks for effect in job(Acknowledged(each))]
     (decide,) = [each for each in effects if isinstance(each, Decide)]
     return decide.plan
 
 
-# --- life of a job --------------------------------------------------------------------------------------------------
-
-
-def test_an_incarnation_goes_from_recovery_over_deployment_to_checkpoints() -> None:
-    """Recovered deploys the manifest it found; the first trigger comes an interval after the workers are ready."""
-    job = Job()
-    assert job(Recovered(manifest(4))) == [Deploy(0, manifest(4))]
-    job.grant(2)
-    assert job(Deployed(), 10) == []
-    assert job(Tick(), 10 + INTERVAL_MS - 1) == []
-    assert job(Tick(), 10 + INTERVAL_MS) == [Trigger(5, base=4, final=False)]
-    (decide,) = job.ack(5)
-    assert isinstance(decide, Decide)
-    assert job.core.deciding is decide.plan
-    assert job.conclude(5) == [AnnounceFinalized(5)]
-    assert job(Tick(), 10 + 2 * INTERVAL_MS) == [Trigger(6, base=5, final=False)]
-
-
-@pytest.mark.parametrize("state", JobState)
-@pytest.mark.parametrize("event", [Recovered(manifest()), Deployed(), Concluded(1, Refuse("x"))], ids=repr)
-def test_an_event_in_a_state_that_the_table_does_not_allow_is_a_violation(state: JobState, event: Event) -> None:
-    """Recovered is for a recovering job, Deployed for a deploying one, Concluded for one that is deciding: elsewhere
-    they raise InvariantViolation, but words of workers reach no recovering job and nothing reaches an ended one."""
-    job = Job()
-    if state is not JobState.RECOVERING:
-        job(Recovered(manifest()))
-    if state is JobState.RUNNING:
-        job(Deployed())
-    if state is JobState.ENDED:
-        job(Failed("x", Halt("x")))
-    welcome = {Recovered: JobState.RECOVERING, Deployed: JobState.DEPLOYING}.get(type(event)) is state
-    ignored = state is JobState.ENDED or (state is JobState.RECOVERING and isinstance(event, Deployed))
-    if welcome or ignored:
-        job(event)
-    else:
-        with pytest.raises(InvariantViolation):
-            job(event)
-
-
-def test_an_ended_job_does_nothing() -> None:
-    """After the end no event has an effect."""
-    job = Job().running()
-    job(Failed("x", Halt("x")))
-    for event in (Tick(), Deployed(), Stop(), Failed("y"), SourcesFinished(), ProducerGranted("out", 0)):
-        assert job(event, 99_999) == []
-    assert job.core.wake_ms == NEVER_MS
-
-
-# --- triggers -------------------------------------------------------------------------------------------------------
-
-
-def test_nothing_is_triggered_before_every_sink_has_a_producer_for_now_and_one_for_after() -> None:
-    """The trigger waits until each sink subtask has the producer it writes with and the next one, then comes at
-    once."""
-    job = Job().running(producers=1)
-    assert job(Tick(), INTERVAL_MS) == []
-    assert job(ProducerGranted("out", 0)) == []
-    assert job(ProducerGranted("out", 1)) == [Trigger(1, 0, final=False)]
-
-
-def test_a_precommit_uses_up_a_producer() -> None:
-    """After a precommit the next trigger waits for another producer of that sink subtask; an empty interval keeps
-    it."""
-    job = Job().running(producers=2)
-    checkpoint = job.trigger()
-    job.ack(checkpoint, "0", precommits=(precommit(1),))
-    job.ack(checkpoint, "1")
-    job.conclude(checkpoint)
-    assert job(Tick(), 2 * INTERVAL_MS) == []
-    assert job(ProducerGranted("out", 1)) == []
-    assert job(ProducerGranted("out", 0)) == [Trigger(2, 1, final=False)]
-
-
-def test_only_a_checkpoint_that_is_not_acknowledged_may_yet_use_up_a_producer() -> None:
-    """With two checkpoints allowed, the second needs a third producer while the first may still precommit; once that
-    is acknowledged the two that are ready suffice, also while it is being decided."""
-    job = Job(max_concurrent=2).running(producers=2)
-    job.trigger()
-    assert job(Tick(), 2 * INTERVAL_MS) == []
-    assert job.ack(1, "0", precommits=(precommit(1, 0), precommit(1, 1))) == []
-    job.grant(1)
-    (decide, trigger) = job.ack(1, "1")
-    assert isinstance(decide, Decide)
-    assert trigger == Trigger(2, 0, final=False)
-
-
-def test_a_sink_that_gets_no_producer_restarts_the_job() -> None:
-    """When a producer is missing for as long as a checkpoint may take, the job restarts and says at which sinks."""
-    job = Job().running(producers=1)
-    job(ProducerGranted("out", 0))
-    assert job(Tick(), INTERVAL_MS + TIMEOUT_MS - 1) == []
-    assert job(Tick(), INTERVAL_MS + TIMEOUT_MS) == [
-        Restart(1, 70, "no producer was ready for 5000 ms at sink out subtask 1")
-    ]
-
-
-def test_a_worker_that_hangs_is_blamed_and_not_the_sink_that_waits_for_it() -> None:
-    """A producer is missing because its worker does not come back from somewhere: that is the reason given."""
-    job = Job().running(producers=1)
-    assert job(Tick("worker 1 has been in operator 'x' for 5 s"), INTERVAL_MS + TIMEOUT_MS) == [
-        Restart(1, 70, "no checkpoint could be triggered for 5000 ms: worker 1 has been in operator 'x' for 5 s")
-    ]
-
-
-@pytest.mark.parametrize("tick", [Tick("worker 0 hangs"), Tick("worker 0 hangs", "x is slow"), Tick("", "x is slow")])
-def test_a_late_checkpoint_is_explained(tick: Tick) -> None:
-    """The reason says which worker hangs, and which operator takes its time."""
-    job = Job().running()
-    job.trigger()
-    why = "; ".join(filter(None, (tick.hanging, tick.slow)))
-    reason = f"checkpoint 1 was not acknowledged within 5000 ms: {why}"
-    assert job(tick, INTERVAL_MS + TIMEOUT_MS) == [Note(f"{reason}; aborted"), Restart(1, 70, reason)]
-
-
-def test_a_coordinator_that_slept_does_not_blame_the_sinks() -> None:
-    """If the first tick comes long after the trigger was due and producers are ready, it triggers."""
-    assert Job().running()(Tick(), 99 * TIMEOUT_MS) == [Trigger(1, 0, final=False)]
-
-
-def test_a_job_without_transactional_sinks_needs_no_producers() -> None:
-    """With no transactional sinks checkpoints come by time alone."""
-    assert Job(sinks=False).running().complete() == 1
-
-
-def test_at_most_so_many_checkpoints_are_in_flight() -> None:
-    """Triggers come each interval up to the number allowed, all relative to the newest completed checkpoint."""
-    job = Job(max_concurrent=2).running(checkpoint=3)
-    assert [job.trigger(), job.trigger()] == [4, 5]
-    assert job(Tick(), 3 * INTERVAL_MS) == []
-    assert {each.base for each in job.core.in_flight} == {3}
-    job.ack(4)
-    assert job.conclude(4) == [AnnounceFinalized(4), Trigger(6, 4, final=False)]
-
-
-def test_the_pause_between_checkpoints_is_kept() -> None:
-    """After a checkpoint the next trigger waits for the pause, even if the interval is over."""
-    job = Job(min_pause_ms=300).running()
-    checkpoint = job.trigger()
-    job.ack(checkpoint)
-    job.now_ms += INTERVAL_MS
-    assert job.conclude(checkpoint) == [AnnounceFinalized(checkpoint)]
-    assert job(Tick(), job.now_ms + 299) == []
-    assert job(Tick(), job.now_ms + 1) == [Trigger(2, 1, final=False)]
-
-
-def test_the_next_wake_is_never_in_the_past_of_what_cannot_be_done() -> None:
-    """While a checkpoint is in flight the next wake is its timeout; while it is being decided, or a producer is
-    missing, or workers are restoring, there is none."""
-    job = Job()
-    assert job.core.wake_ms == NEVER_MS
-    job.running(producers=2)
-    assert job.core.wake_ms == INTERVAL_MS
-    checkpoint = job.trigger()
-    assert job.core.wake_ms == INTERVAL_MS + TIMEOUT_MS
-    job.ack(checkpoint, precommits=(precommit(1),))
-    assert job.core.wake_ms == NEVER_MS
-    job.conclude(checkpoint)
-    assert job.core.wake_ms == NEVER_MS
-    job.grant(2)
-    assert job.core.wake_ms == 2 * INTERVAL_MS
-
-
-def test_what_is_built_upon_is_pinned() -> None:
-    """Pinned are the bases of all in flight, and the newest completed checkpoint: while it is the newest, something
-    may still be triggered upon it."""
-    job = Job(max_concurrent=3).running(checkpoint=3)
-    assert job.core.pinned == {3}
-    for _ in range(3):
-        job.trigger()
-    job.ack(4)
-    assert job.core.pinned == {3}
-    job.conclude(4)
-    assert job.core.pinned == {3, 4}
-
-
-# --- acknowledgements and decisions ---------------------------------------------------------------------------------
-
-
-def test_a_checkpoint_is_decided_when_the_last_subtask_has_acknowledged() -> None:
-    """Until every subtask has acknowledged nothing is decided; then the plan carries their acknowledgements."""
-    job = Job().running()
-    checkpoint = job.trigger()
-    log = OrderLog("task", 1, ())
-    assert job.ack(checkpoint, "0", precommits=(precommit(1, 0, open_ms=200),)) == []
+def test_a_plan_carries_what_all_subtasks_have_acknowledged() -> None:
+    job, log = ScriptedJob(sinks=2), OrderLog("task", 1, ())
+    job.do("triggered")
+    assert job(Acknowledged(Ack("task", 0, 1, precommits=(precommit(1, 0, open_ms=200),)))) == []
     job.now_ms += 50
-    plan = plan_of(job.ack(checkpoint, "1", order_log=log))
-    assert plan.acks.keys() == SUBTASKS
+    plan = plan_of(job, Ack("task", 1, 1, order_log=log))
+    assert job.core.deciding is plan
+    assert plan.acks.keys() == {("task", 0), ("task", 1)}
     assert plan.precommits == [precommit(1, 0, open_ms=200)]
     assert plan.ages_ms == {"id-1-0": 250}
     assert plan.order_logs == [log]
     assert (plan.base, plan.previous, plan.attempt) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    "acks",
-    [
-        pytest.param([("task", 0, 1), ("task", 0, 1)], id="the same again"),
-        pytest.param([("task", 0, 2), ("task", 0, 1)], id="an older one"),
-        pytest.param([("other", 0, 1)], id="a stranger"),
-    ],
-)
-def test_acknowledgements_out_of_order_are_a_violation(acks: list[tuple[str, int, int]]) -> None:
-    """An acknowledgement that is not newer than the subtask's last, or of no subtask of the job, raises
-    InvariantViolation."""
-    job = Job(max_concurrent=2).running()
-    job.trigger()
-    job.trigger()
-    for ack in acks[:-1]:
-        job(Acknowledged(Ack(*ack)))
-    with pytest.raises(InvariantViolation):
-        job(Acknowledged(Ack(*acks[-1])))
-
-
-def test_a_producer_of_no_sink_is_a_violation() -> None:
-    """A grant to something that is no sink subtask of the job raises InvariantViolation."""
-    with pytest.raises(InvariantViolation):
-        Job().running()(ProducerGranted("task", 0))
-
-
-def test_decisions_come_one_by_one_each_after_the_one_before_is_finalized() -> None:
-    """A checkpoint that is acknowledged while another is being decided is decided when that one is concluded."""
-    job = Job(max_concurrent=2).running()
-    job.trigger()
-    job.trigger()
-    assert plan_of(job.ack(1)).checkpoint == 1
-    assert job.ack(2, precommits=(precommit(2, 0),)) == []
-    effects = job.conclude(1)
-    assert effects[0] == AnnounceFinalized(1)
-    assert (plan_of(effects).checkpoint, plan_of(effects).previous, plan_of(effects).base) == (2, 1, 0)
-
-
-def test_a_precommit_of_a_later_checkpoint_is_not_carried_by_an_earlier_one() -> None:
-    """What a fast subtask has flushed for the next checkpoint is not part of this one's manifest."""
-    job = Job(max_concurrent=2).running()
-    job.trigger()
-    job.trigger()
-    job.ack(1, "0", precommits=(precommit(1, 0),))
-    job.ack(2, "0", precommits=(precommit(2, 0),))
-    assert plan_of(job.ack(1, "1")).precommits == [precommit(1, 0)]
-    assert plan_of(job.conclude(1) + job.ack(2, "1")).precommits == [precommit(2, 0)]
-
-
-def test_a_verdict_on_another_checkpoint_is_a_violation() -> None:
-    """A conclusion must be about the checkpoint that is being decided."""
-    job = Job().running()
-    job.deciding()
-    with pytest.raises(InvariantViolation):
-        job.conclude(7)
-
-
-def test_completed_ids_only_grow() -> None:
-    """A recovery to an older checkpoint than one that completed raises InvariantViolation."""
-    job = Job().running(checkpoint=5)
-    job.complete()
-    job(Failed("a worker died"))
-    with pytest.raises(InvariantViolation):
-        job(Recovered(manifest(5)))
-
-
-def test_ids_of_aborted_checkpoints_are_not_used_again() -> None:
-    """After a restart the next checkpoint has a number that no earlier attempt has used."""
-    job = Job().running()
-    assert job.trigger() == 1
-    job(Failed("a worker died"))
-    assert job.running().trigger() == 2
-
-
-# --- late and aborted checkpoints -----------------------------------------------------------------------------------
-
-
 def test_what_an_aborted_checkpoint_flushed_is_carried_by_the_next() -> None:
-    """A checkpoint that is late is aborted and the job goes on: its precommits and order logs, whether acknowledged
-    before the abort or after it, are part of the next manifest, in order, with their whole age."""
-    job = Job(tolerable_failed=1).running()
-    log = OrderLog("task", 0, ())
-    job.trigger()
-    job.ack(1, "0", precommits=(precommit(1, 0),), order_log=log)
-    effects = job(Tick(), INTERVAL_MS + TIMEOUT_MS)
-    assert effects == [
-        Note("checkpoint 1 was not acknowledged within 5000 ms; aborted, its output is carried by the next one"),
-        Trigger(2, 0, final=False),
-    ]
-    assert job.ack(1, "1", precommits=(precommit(1, 1, open_ms=900),)) == []
-    plan = plan_of(job.ack(2, "01", precommits=(precommit(2, 0),), order_log=log))
-    assert [each.transactional_id for each in plan.precommits] == ["id-1-0", "id-1-1", "id-2-0", "id-2-0"]
-    assert plan.ages_ms["id-1-0"] == TIMEOUT_MS
-    assert plan.ages_ms["id-1-1"] == 900
+    """Precommits and order logs, acknowledged before the abort or after it, in order and with their whole age."""
+    job, log = ScriptedJob(sinks=2, tolerable_failed=1), OrderLog("task", 0, ())
+    job.do("triggered")
+    job(Acknowledged(Ack("task", 0, 1, precommits=(precommit(1, 0),), order_log=log)))
+    job.now_ms = INTERVAL_MS + TIMEOUT_MS
+    job(Tick())
+    job(Acknowledged(Ack("task", 1, 1, precommits=(precommit(1, 1, open_ms=900),))))
+    more = (Ack("task", each, 2, precommits=(precommit(2, each),), order_log=log) for each in (0, 1))
+    plan = plan_of(job, *more)
+    assert [each.transactional_id for each in plan.precommits] == ["id-1-0", "id-1-1", "id-2-0", "id-2-1"]
+    assert (plan.ages_ms["id-1-0"], plan.ages_ms["id-1-1"]) == (TIMEOUT_MS, 900)
     assert len(plan.order_logs) == 3
-    job.conclude(2)
-    assert plan_of(job.ack(job.trigger())).precommits == []
-
-
-def test_carried_output_is_carried_again_if_the_next_checkpoint_is_late_too() -> None:
-    """With several failures in a row everything since the last completed checkpoint is carried."""
-    job = Job(tolerable_failed=2).running()
-    for checkpoint in (1, 2):
-        assert job.trigger(job.now_ms + TIMEOUT_MS) == checkpoint
-        job.ack(checkpoint, "0", precommits=(precommit(checkpoint, 0),))
-    job.trigger(job.now_ms + TIMEOUT_MS)
-    job.ack(1, "1")
-    plan = plan_of(job.ack(3))
-    assert [each.checkpoint for each in plan.precommits] == [1, 2]
-
-
-def test_more_late_checkpoints_in_a_row_than_tolerated_restart_the_job() -> None:
-    """One late checkpoint beyond the tolerated ones restarts the job; a completed one in between starts the count
-    anew."""
-    job = Job(tolerable_failed=1).running()
-    job.trigger()
-    assert job.trigger(job.now_ms + TIMEOUT_MS) == 2
-    job.ack(2)
-    job.conclude(2)
-    assert job.trigger(job.now_ms + INTERVAL_MS) == 3
-    assert job.trigger(job.now_ms + TIMEOUT_MS) == 4
-    effects = job(Tick(), job.now_ms + TIMEOUT_MS)
-    assert [type(each) for each in effects] == [Note, Restart]
-    assert effects[1] == Restart(1, 70, "checkpoint 4 was not acknowledged within 5000 ms")
-
-
-def test_only_what_is_not_acknowledged_can_be_late() -> None:
-    """A checkpoint that is acknowledged, or being decided, is not aborted however long it takes."""
-    job = Job(max_concurrent=2).running()
-    job.trigger()
-    job.trigger()
-    job.ack(1)
-    job.ack(2)
-    assert job(Tick(), 99 * TIMEOUT_MS) == []
-    assert job.core.deciding is not None
-
-
-def test_a_late_checkpoint_beyond_the_tolerated_waits_for_the_decision_and_then_restarts() -> None:
-    """While one checkpoint is being decided another one is late: nothing is triggered or restarted until the decision
-    is known, then the job restarts."""
-    job = Job(max_concurrent=3).running()
-    job.trigger()
-    job.trigger()
-    job.ack(1)
-    effects = job(Tick(), 2 * INTERVAL_MS + TIMEOUT_MS)
-    assert [type(each) for each in effects] == [Note]
-    assert job(Tick(), 3 * INTERVAL_MS + TIMEOUT_MS) == []
-    announced, restart = job.conclude(1)
-    assert announced == AnnounceFinalized(1)
-    assert restart == Restart(1, 70, "checkpoint 2 was not acknowledged within 5000 ms")
-
-
-# --- failures -------------------------------------------------------------------------------------------------------
-
-
-def test_a_failed_worker_restarts_the_job_and_drops_what_is_undecided() -> None:
-    """After a restart nothing of the attempt before is carried: its transactions are aborted. Producers are counted
-    anew."""
-    job = Job(max_concurrent=2).running()
-    job.trigger()
-    job.ack(1, "0", precommits=(precommit(1, 0),))
-    assert job(Failed("a worker died")) == [Restart(1, 70, "a worker died")]
-    assert job.core.state is JobState.RECOVERING
-    assert job(Recovered(manifest())) == [Deploy(1, manifest())]
-    assert job(Deployed()) == []
-    assert job(Tick(), 4 * INTERVAL_MS) == []
-    assert job.grant(2) == [Trigger(2, 0, final=False)]
-    assert plan_of(job.ack(2)).precommits == []
-
-
-def test_the_last_words_of_killed_workers_are_not_heard() -> None:
-    """What workers of the attempt before have said and is read only while the job recovers has no effect."""
-    job = Job().running()
-    job.trigger()
-    job(Failed("a worker died"))
-    ack = Acknowledged(Ack("task", 0, 1, precommits=(precommit(1),)))
-    for event in (ack, ProducerGranted("out", 0), SourcesFinished(), Deployed(), Failed("another worker died")):
-        assert job(event) == []
-    job.running(producers=2)
-    assert job(Tick(), job.core.wake_ms) == [Trigger(2, 0, final=False)]
+    assert job.do("finalized 2") == ["announce 2"]
+    assert job.do("+1000 tick") == ["trigger 3 on 2"]
+    plan = plan_of(job, Ack("task", 0, 3), Ack("task", 1, 3))
+    assert (plan.precommits, plan.order_logs) == ([], [])

@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from scripted_broker import World, committable, finished, manifest, name, transactions
+from scripted_broker import World, committable, finished, finished_after_a_crash, manifest, name
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.of_transactions import REPAIRS_MAX, standing
-from exactlyonce.checkpoint.decision import finish
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Finalized, Repair
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, ListedTransaction, Outcome
@@ -24,7 +23,6 @@ ENDS = ["C", "BC", "R", "U:committed", "U:aborted", "U:gone"]
 
 
 def scripted(ends: Mapping[str, str], **more: Any) -> World:
-    """A world where each id ends as its word says."""
     answers = {each: end.split(":")[0] for each, end in ends.items()}
     fates = {each: Fate(end[2:]) for each, end in ends.items() if end.startswith("U")}
     return World(answers, fates, **more)
@@ -32,9 +30,7 @@ def scripted(ends: Mapping[str, str], **more: Any) -> World:
 
 @pytest.mark.parametrize("ends", list(itertools.product(ENDS, repeat=2)), ids="+".join)
 def test_every_combination_of_answers_ends_proven_repaired_or_in_a_halt(ends: tuple[str, str]) -> None:
-    """Of two committables of different subtasks, whatever the broker answers: what it committed is committed, what its
-    records prove is proven, what it aborted is repaired by a copy, and what is gone halts; nothing decided is aborted
-    but what a durable repair stands in for; and the mark is written last, or not at all."""
+    """Nothing decided is aborted but what a durable repair stands in for; the mark is written last, or not at all."""
     first, second = committable(0, 0), committable(1, 1)
     world = scripted({first.transactional_id: ends[0], second.transactional_id: ends[1]})
     expected = {"C": "committed", "BC": "committed", "R": "repaired", "U:committed": "proven", "U:aborted": "repaired"}
@@ -56,14 +52,12 @@ def test_every_combination_of_answers_ends_proven_repaired_or_in_a_halt(ends: tu
 
 
 def test_finishing_again_asks_the_same_commit_again() -> None:
-    """A finish that crashed behind its commits and is run again asks the same and gives the same."""
     world = World()
     assert finished(world, manifest(committable(0))) == finished(world, manifest(committable(0)))
     assert world.asked_for(commit=True) == [name(0), name(0)]
 
 
 def test_undecided_transactions_are_swept_before_records_are_looked_at_and_decided_ones_are_protected() -> None:
-    """Before a look, everything older that could pin the readers is aborted, and nothing that the manifest names."""
     world = scripted({name(0): "U:committed"})
     world.listed = [ListedTransaction(each, 1, "CompleteAbort") for each in (name(0), name(5))]
     assert finished(world, manifest(committable(0))) == {name(0): "proven"}
@@ -73,7 +67,6 @@ def test_undecided_transactions_are_swept_before_records_are_looked_at_and_decid
 
 
 def test_a_repair_is_recorded_before_it_is_committed_under_an_id_of_this_incarnation() -> None:
-    """A copy repair copies under a new id of this incarnation and attempt, records it, commits it, then finalizes."""
     lost = committable(0)
     world = World({name(0): "R"})
     assert finished(world, manifest(lost)) == {name(0): "repaired"}
@@ -92,13 +85,11 @@ def test_a_repair_is_recorded_before_it_is_committed_under_an_id_of_this_incarna
 
 
 def repair_of(lost: Committable, number: int, incarnation: str = "2.0") -> Repair:
-    """An older repair."""
     stand_in = msgspec.structs.replace(lost, transactional_id=name(f"repair-7-{number}", lost.subtask, incarnation))
     return Repair(7, number, 2, lost.transactional_id, stand_in)
 
 
 def test_recovery_follows_the_newest_repair() -> None:
-    """Where repairs are recorded the newest is committed, and neither the original nor an older repair."""
     lost = committable(0)
     world = World({name(0): "R"})
     repairs = [repair_of(lost, 2), repair_of(lost, 1)]
@@ -108,7 +99,6 @@ def test_recovery_follows_the_newest_repair() -> None:
 
 
 def test_a_repair_that_was_aborted_is_repaired_from_the_original_under_the_next_number() -> None:
-    """If the stand-in is refused too, the original's bytes are copied again, and numbers only grow."""
     lost = committable(0)
     world = World({name("repair-7-4"): "R"})
     assert finished(world, manifest(lost), [repair_of(lost, 4)]) == {name(0): "repaired"}
@@ -116,7 +106,6 @@ def test_a_repair_that_was_aborted_is_repaired_from_the_original_under_the_next_
 
 
 def test_a_stand_in_is_protected_from_the_sweep_and_the_original_is_not() -> None:
-    """The sweep before a look spares what the newest repair names; the lost original may be fenced."""
     lost, other = committable(0), committable(1, 1)
     stand_in = repair_of(lost, 1)
     world = scripted({stand_in.committable.transactional_id: "C", other.transactional_id: "U:committed"})
@@ -129,9 +118,7 @@ def test_a_stand_in_is_protected_from_the_sweep_and_the_original_is_not() -> Non
 
 
 def test_what_follows_a_lost_transaction_of_its_subtask_is_copied_behind_it() -> None:
-    """A transaction carried from an aborted checkpoint is lost, the next one of the same subtask is not: both are
-    copied, in order, recorded together, and only then is the original of the second aborted. It never becomes visible
-    before the first."""
+    """Both are recorded together before the original of the second is aborted: it is never visible before the first."""
     first, second, other = committable(0, 0, 6), committable(1, 0, 7), committable(2, 1, 7)
     world = World({name(0): "R"})
     fates = finished(world, manifest(second, other, first))
@@ -148,7 +135,6 @@ def test_what_follows_a_lost_transaction_of_its_subtask_is_copied_behind_it() ->
 
 
 def test_what_follows_a_transaction_that_is_proven_is_committed_as_it_is() -> None:
-    """If the earlier transaction's records are visible, the later one of its subtask is committed after the look."""
     first, second = committable(0, 0, 6), committable(1, 0, 7)
     world = scripted({name(0): "U:committed"})
     assert finished(world, manifest(first, second)) == {name(0): "proven", name(1): "committed"}
@@ -156,7 +142,6 @@ def test_what_follows_a_transaction_that_is_proven_is_committed_as_it_is() -> No
 
 
 def test_a_lost_middle_of_a_chain_leaves_what_was_committed_before_it() -> None:
-    """Of three transactions of one subtask the second is lost: the first stays, the second and third are copied."""
     chain = [committable(slot, 0, 5 + slot) for slot in range(3)]
     world = World({name(1): "R"})
     assert finished(world, manifest(*chain)) == {name(0): "committed", name(1): "repaired", name(2): "repaired"}
@@ -164,8 +149,6 @@ def test_a_lost_middle_of_a_chain_leaves_what_was_committed_before_it() -> None:
 
 
 def test_copies_that_are_aborted_are_copied_again_and_end_before_their_successors_begin() -> None:
-    """If the first copy of a chain is refused, both are copied and recorded again, the copies they supersede are
-    aborted, and nothing of the chain is committed out of order."""
     first, second = committable(0, 0, 6), committable(1, 0, 7)
     world = World({name(0): "R", "eo:p:out:0:3.1:repair-7-1": "R"})
     assert finished(world, manifest(first, second)) == {name(0): "repaired", name(1): "repaired"}
@@ -176,7 +159,6 @@ def test_copies_that_are_aborted_are_copied_again_and_end_before_their_successor
 
 
 def test_repairs_that_are_aborted_one_after_the_other_end_in_a_halt() -> None:
-    """After so many repairs that the broker aborted, the job halts and says so."""
     copies = {f"eo:p:out:0:3.1:repair-7-{number}": "R" for number in range(1, REPAIRS_MAX + 1)}
     world = World({name(0): "R", **copies})
     with pytest.raises(Halt, match=f"{REPAIRS_MAX} repairs of it were aborted"):
@@ -197,7 +179,6 @@ def test_a_copy_whose_fate_cannot_be_learnt_is_not_copied_again() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.NOT_WRITTEN, Outcome.UNKNOWN])
 def test_a_repair_that_is_not_known_to_be_recorded_is_not_committed(outcome: Outcome) -> None:
-    """Without a durable record of the repair this incarnation ends, the copy uncommitted."""
     world = World({name(0): "R"}, outcomes=[outcome])
     with pytest.raises(Undetermined, match="could not be recorded"):
         finished(world, manifest(committable(0)))
@@ -213,8 +194,6 @@ def test_a_repair_that_is_not_known_to_be_recorded_is_not_committed(outcome: Out
     ],
 )
 def test_a_halt_names_what_is_affected_and_the_choices(world: World, why: str) -> None:
-    """The text of a halt names checkpoint, sink, subtask, transaction, topic, partition, offsets and count, why, and
-    every choice with the command to type."""
     lost = committable(0, records=5)
     with pytest.raises(Halt) as halt:
         finished(world, manifest(msgspec.structs.replace(lost, written=(Written("t", 2, 340, 5),))))
@@ -237,14 +216,12 @@ def test_a_halt_names_what_is_affected_and_the_choices(world: World, why: str) -
     ],
 )
 def test_an_accepted_loss_is_written_into_the_mark(world: World) -> None:
-    """With the user's word the checkpoint is finalized without the lost records, and the mark says so."""
     fates = {name(0): "loss accepted", name(1, 1): "committed"}
     assert finished(world, manifest(committable(0), committable(1, 1)), accept_loss=True) == fates
     assert world.appended[-1] == Finalized(7, 3, 99, tuple(sorted(fates.items())))
 
 
 def test_an_accepted_loss_does_not_give_up_what_follows_it() -> None:
-    """If a lost transaction cannot be copied and its loss is accepted, the next one of its subtask is repaired."""
     first, second = committable(0, 0, 6), committable(1, 0, 7)
     world = World({name(0): "R"}, copies={name(0): "gone"})
     fates = finished(world, manifest(first, second), accept_loss=True)
@@ -253,31 +230,15 @@ def test_an_accepted_loss_does_not_give_up_what_follows_it() -> None:
 
 @pytest.mark.parametrize("stop", range(1, 10))
 def test_a_finish_that_crashes_between_any_two_requests_can_be_run_again(stop: int) -> None:
-    """Crashed before its request number *stop* and run again with the repairs that were recorded, a finish of a chain
-    with a loss ends with every committable repaired and commits no copy that is not recorded."""
-    first, second = committable(0, 0, 6), committable(1, 0, 7)
-    crashed = World({name(0): "R"})
-    procedure = finish(manifest(first, second), [], [transactions()], 3, 99)
-    request = next(procedure)
-    for _ in range(stop - 1):
-        request = procedure.send(crashed(request))
-    procedure.close()
-    repairs = [each for each in crashed.appended if isinstance(each, Repair)]
-    recorded = {each.committable.transactional_id for each in repairs}
-    world = World({name(0): "R"})
-    again = finish(manifest(first, second), repairs, [transactions(incarnation=4, attempt=0)], 4, 99)
-    assert set(ask.drive(again, world).values()) == {"repaired"}
-    recorded |= {each.committable.transactional_id for each in world.appended if isinstance(each, Repair)}
-    committed = set(crashed.asked_for(commit=True)) | set(world.asked_for(commit=True))
-    assert committed - {name(0)} <= recorded
+    chain = manifest(committable(0, 0, 6), committable(1, 0, 7))
+    fates = finished_after_a_crash(stop, chain, answers={name(0): "R"})
+    assert fates == {name(0): "repaired", name(1): "repaired"}
 
 
 # --- what readers must see ------------------------------------------------------------------------------------------
 
 
 def test_what_stands_for_a_committable_is_its_newest_repair_where_there_is_one() -> None:
-    """By partition the newest repair stands in; what was not lost stands for itself; an accepted loss is left out."""
-
     def made(slot: object, *partitions: int) -> Committable:
         written = tuple(Written("t", partition, 0, 5) for partition in partitions)
         return msgspec.structs.replace(committable(0), transactional_id=name(slot), written=written)

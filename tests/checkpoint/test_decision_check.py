@@ -7,44 +7,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from scripted_broker import name, precommit, transactions
 
-from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.records.committable import Committable, Precommit, Written
 from exactlyonce.checkpoint.requests import DescribeProducers, DescribeTransactions, Request, drive
 from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
 
 
-def transactions(timeout_ms: int = 100_000) -> TransactionCommits:
-    """The protocol of the pipeline `p`."""
-    return TransactionCommits(
-        pipeline="p", incarnation=3, attempt=1, cluster_id="cluster", transaction_version=2,
-        transaction_timeout_ms=timeout_ms,
-    )  # fmt: skip
-
-
-def name(slot: int) -> str:
-    """A transactional id of the sink `out`."""
-    return f"eo:p:out:0:2.0:{slot}"
-
-
-def precommit(slot: int, records: int = 5) -> Precommit:
-    """A precommit of producer id 10 + *slot*."""
-    return Precommit(
-        transactional_id=name(slot),
-        producer_id=10 + slot,
-        epoch=3,
-        sink="out",
-        subtask=0,
-        checkpoint=7,
-        records=records,
-        open_ms=40,
-    )
-
-
 class Asked:
-    """Answers describe requests from tables."""
-
     def __init__(self, states: Iterable[TransactionState], producers: Iterable[ProducerState]) -> None:
         self.states = {each.transactional_id: each for each in states}
         self.producers = list(producers)
@@ -61,24 +32,20 @@ class Asked:
 
 
 def ongoing(each: Precommit, *partitions: tuple[str, int], state: str = "Ongoing", epoch: int = 3) -> TransactionState:
-    """The transaction of *each* as the broker shows it."""
     return TransactionState(each.transactional_id, state, each.producer_id, epoch, 100_000, 0, partitions)
 
 
 def producing(each: Precommit, partition: int, records: int, start: int | None = 50, epoch: int = 3) -> ProducerState:
-    """The producer of *each* as partition *partition* of topic t shows it."""
     return ProducerState("t", partition, each.producer_id, epoch, records - 1, 0, start)
 
 
 def checked(precommits: list[Precommit], world: Asked, age_ms: int = 0) -> list[Committable] | Refuse:
-    """Run the check with all transactions of one age."""
     ages_ms = {each.transactional_id: age_ms for each in precommits}
     return drive(transactions().check_uncounted(precommits, ages_ms), world)
 
 
 def test_a_committable_is_made_of_the_brokers_own_words() -> None:
-    """First offsets and counts of a committable are what the partitions say of its producer id and epoch; producers of
-    others, partitions it is not in, and those it has written nothing to are left out."""
+    """Producers of others, partitions that it is not in, and those that it has written nothing to are left out."""
     ours, theirs = precommit(0, records=7), precommit(1)
     world = Asked(
         [ongoing(ours, ("t", 0), ("t", 1), ("t", 2))],
@@ -89,24 +56,16 @@ def test_a_committable_is_made_of_the_brokers_own_words() -> None:
     )  # fmt: skip
     assert checked([ours], world) == [
         Committable(
-            transactional_id=name(0),
-            producer_id=10,
-            epoch=3,
-            transaction_version=2,
-            cluster_id="cluster",
-            sink="out",
-            subtask=0,
-            checkpoint=7,
-            written=(Written("t", 0, 50, 3), Written("t", 1, 60, 4)),
+            transactional_id=name(0), producer_id=10, epoch=3, transaction_version=2, cluster_id="cluster", sink="out",
+            subtask=0, checkpoint=7, written=(Written("t", 0, 50, 3), Written("t", 1, 60, 4)),
         )
-    ]
+    ]  # fmt: skip
     assert world.asked == [
         DescribeTransactions((name(0),)), DescribeProducers((("t", 0), ("t", 1), ("t", 2)))
     ]  # fmt: skip
 
 
 def test_precommits_without_records_are_no_committables_and_nothing_is_asked() -> None:
-    """An empty transaction does not exist: the broker is not asked about it."""
     world = Asked([], [])
     assert checked([precommit(0, records=0)], world) == []
     assert world.asked == []
@@ -125,7 +84,6 @@ def test_precommits_without_records_are_no_committables_and_nothing_is_asked() -
 def test_a_transaction_that_is_not_open_under_our_producer_refuses_the_checkpoint(
     state: TransactionState | None, said: str
 ) -> None:
-    """Unless the transaction is Ongoing with our producer id and epoch, the checkpoint is refused with the reason."""
     verdict = checked([precommit(0)], Asked([state] if state else [], [producing(precommit(0), 0, 5)]))
     assert isinstance(verdict, Refuse)
     assert said in verdict.reason
@@ -140,7 +98,7 @@ def test_a_transaction_with_little_time_left_refuses_the_checkpoint(
 ) -> None:
     """With less than five seconds left, or a quarter of a short timeout, the commit might come too late."""
     world = Asked([ongoing(precommit(0), ("t", 0))], [producing(precommit(0), 0, 5)])
-    verdict = drive(transactions(timeout_ms).check_uncounted([precommit(0)], {name(0): age_ms}), world)
+    verdict = drive(transactions(timeout_ms=timeout_ms).check_uncounted([precommit(0)], {name(0): age_ms}), world)
     assert isinstance(verdict, Refuse) is refused
 
 
@@ -156,7 +114,6 @@ def test_a_transaction_with_little_time_left_refuses_the_checkpoint(
     ],
 )
 def test_a_count_that_is_not_the_brokers_refuses_the_checkpoint(producers: list[ProducerState]) -> None:
-    """If the broker holds more or fewer records than were produced, the checkpoint is refused with both numbers."""
     verdict = checked([precommit(0)], Asked([ongoing(precommit(0), ("t", 0), ("t", 1))], producers))
     assert isinstance(verdict, Refuse)
     assert "but 5 were produced" in verdict.reason

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from scripted_broker import World, committable, finished, manifest, name, transactions
+from scripted_broker import World, committable, finished, finished_after_a_crash, manifest, name
 
 from exactlyonce.checkpoint import requests as ask
-from exactlyonce.checkpoint.decision import finish
 from exactlyonce.checkpoint.records.committable import Committable, Written, shares
 from exactlyonce.checkpoint.records.manifest import Finalized, Repair
 from exactlyonce.pipeline.errors import Halt
@@ -16,8 +15,6 @@ GONE = "compaction removed them"
 
 
 def test_a_replay_is_asked_for_only_after_the_copy_was_refused() -> None:
-    """The copy comes first; refused, a replay of the manifest is asked for under the same id, recorded, then
-    committed."""
     lost = committable(0)
     world = World({name(0): "R"}, copies={name(0): GONE}, replays={name(0): 5})
     assert finished(world, manifest(lost)) == {name(0): "repaired"}
@@ -38,8 +35,6 @@ def test_what_can_be_copied_is_not_replayed() -> None:
 
 @pytest.mark.parametrize("count", [4, 6])
 def test_a_replay_with_other_counts_is_never_committed(count: int) -> None:
-    """If a partition gets more or fewer records than were lost there, nothing is recorded or committed, and the halt
-    says so with the choices."""
     world = World({name(0): "R"}, copies={name(0): GONE}, replays={name(0): count})
     with pytest.raises(Halt, match=rf"A replay gives other counts: t\[0\] .*{count} records\b(?s:.*)Choices"):
         finished(world, manifest(committable(0)))
@@ -48,15 +43,12 @@ def test_a_replay_with_other_counts_is_never_committed(count: int) -> None:
 
 
 def test_a_halt_says_why_it_could_neither_be_copied_nor_replayed() -> None:
-    """Both reasons are in the text."""
     world = World({name(0): "R"}, copies={name(0): GONE}, replays={name(0): "the input is gone"})
     with pytest.raises(Halt, match=rf"{GONE}(?s:.*)by a replay: the input is gone"):
         finished(world, manifest(committable(0)))
 
 
 def test_a_chain_may_be_repaired_in_both_ways() -> None:
-    """The lost first transaction of a subtask is replayed, the next one, which is still in the log, is copied behind
-    it; both are recorded at once."""
     first, second = committable(0, 0, 6), committable(1, 0, 7)
     world = World({name(0): "R"}, copies={name(0): GONE}, replays={name(0): 5})
     assert finished(world, manifest(second, first)) == {name(0): "repaired", name(1): "repaired"}
@@ -73,32 +65,15 @@ def test_an_accepted_loss_is_replayed_all_the_same_if_it_can_be() -> None:
 
 @pytest.mark.parametrize("stop", range(1, 9))
 def test_a_replay_that_crashes_between_any_two_requests_is_done_again(stop: int) -> None:
-    """Crashed before its request number *stop* and run again with the repairs that were recorded, the finish commits
-    no replay that is not recorded, and ends with everything repaired."""
-    answers = {"copies": {name(0): GONE}, "replays": {name(0): 5}}
-    crashed = World({name(0): "R"}, **answers)  # type: ignore[arg-type]  # both mappings fit
-    procedure = finish(manifest(committable(0)), [], [transactions()], 3, 99)
-    request = next(procedure)
-    for _ in range(stop - 1):
-        request = procedure.send(crashed(request))
-    procedure.close()
-    repairs = [each for each in crashed.appended if isinstance(each, Repair)]
-    world = World({name(0): "R"}, **answers)  # type: ignore[arg-type]  # likewise
-    assert finished(world, manifest(committable(0)), repairs) == {name(0): "repaired"}
-    recorded = {e.committable.transactional_id for w in (crashed, world) for e in w.appended if isinstance(e, Repair)}
-    assert {*crashed.asked_for(commit=True), *world.asked_for(commit=True)} - {name(0)} <= recorded
+    script = {"answers": {name(0): "R"}, "copies": {name(0): GONE}, "replays": {name(0): 5}}
+    assert finished_after_a_crash(stop, manifest(committable(0)), **script) == {name(0): "repaired"}
 
 
 def test_the_output_of_a_sink_subtask_is_its_committables_in_the_order_of_their_checkpoints() -> None:
-    """Shares of one sink subtask follow one another over all partitions; other subtasks and sinks count by
-    themselves."""
-
-    def made(name: str, subtask: int, checkpoint: int, *counts: int) -> Committable:
+    def made(slot: int, subtask: int, checkpoint: int, *counts: int) -> Committable:
         written = tuple(Written("t", partition, 0, count) for partition, count in enumerate(counts))
-        return Committable(
-            transactional_id=name, producer_id=0, epoch=0, transaction_version=2, cluster_id="", sink="out",
-            subtask=subtask, checkpoint=checkpoint, written=written,
-        )  # fmt: skip
+        return msgspec.structs.replace(committable(slot, subtask, checkpoint), written=written)
 
-    found = shares([made("c", 0, 9, 4), made("a", 0, 7, 2, 1), made("x", 1, 8, 5), made("b", 0, 8)])
-    assert found == {"a": range(3), "b": range(3, 3), "c": range(3, 7), "x": range(5)}
+    first, second, last, other = made(0, 0, 7, 2, 1), made(1, 0, 8), made(2, 0, 9, 4), made(3, 1, 8, 5)
+    spans = {first: range(3), second: range(3, 3), last: range(3, 7), other: range(5)}
+    assert shares([last, first, other, second]) == {each.transactional_id: span for each, span in spans.items()}

@@ -25,8 +25,6 @@ Check = Callable[[], ask.Procedure[Refuse | None]]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be decided."""
-
     precommits: Sequence[Precommit]
     ages_ms: Mapping[str, int]
     staged: Sequence[StagedAck] = ()
@@ -42,8 +40,7 @@ def decided(
     known: dict[str, Committable] | None = None,
     checks: Sequence[Check] = (),
 ) -> Decided | Refuse | Unresolved:
-    """Run the decision, of which *counted* says whether its precommits were counted as they arrived, *known* what came
-    of that."""
+    """*counted*: whether precommits were counted as they arrived; *known*: what came of that."""
     protocol = transactions()
     if known is not None:
         protocol.counted.update(known)
@@ -68,19 +65,16 @@ def decided(
 
 
 def looking() -> ask.Procedure[Refuse | None]:
-    """A check that holds."""
     yield ask.LookAtTopics(MANIFEST)
     return None
 
 
 def refusing() -> ask.Procedure[Refuse | None]:
-    """A check that does not."""
     yield ask.LookAtTopics(MANIFEST)
     return Refuse("a block is gone")
 
 
 def halting() -> ask.Procedure[Refuse | None]:
-    """A check that needs a person."""
     yield ask.LookAtTopics(MANIFEST)
     raise Halt("the topic is gone")
 
@@ -101,8 +95,6 @@ def kinds(world: World) -> list[Any]:
 
 
 def test_what_was_counted_is_decided_in_one_round_of_questions() -> None:
-    """The manifest is produced while transactions are described and all else is checked; then it is committed, then the
-    sinks' transactions are, their markers are seen, and the finalized mark goes with the tombstones."""
     world = World()
     verdict = decided(world, precommit(0), precommit(1, subtask=1), checks=[looking])
     expected = manifest(committable(0), committable(1, subtask=1))
@@ -121,8 +113,6 @@ def test_what_was_counted_is_decided_in_one_round_of_questions() -> None:
 
 
 def test_what_was_not_counted_is_checked_before_behind_all_else() -> None:
-    """Without a count the topics are looked at, then transactions and their partitions are described, and only then
-    is a manifest produced, while they are described once more."""
     world = World()
     assert isinstance(decided(world, precommit(0), counted=False, checks=[looking]), Decided)
     assert kinds(world)[:4] == [
@@ -141,14 +131,12 @@ def test_a_count_of_an_older_transaction_of_the_id_is_none() -> None:
 
 
 def test_a_checkpoint_without_output_is_decided_and_finalized_all_the_same() -> None:
-    """Without committables nothing is described or ended, and the manifest and its mark are written."""
     world = World()
     assert decided(world, precommit(0, records=0)) == Decided(manifest())
     assert kinds(world) == [{ask.Append}, ask.Reached, ask.Append]
 
 
 def test_a_count_that_is_not_the_brokers_writes_nothing() -> None:
-    """When the check refuses, no manifest is produced and nothing is ended."""
     world = World()
     assert isinstance(decided(world, precommit(0, records=4)), Refuse)
     assert kinds(world) == [ask.DescribeTransactions, ask.DescribeProducers]
@@ -159,8 +147,7 @@ def test_a_count_that_is_not_the_brokers_writes_nothing() -> None:
     [(ask.DescribeTransactions, True), (ask.LookAtTopics, True), (ask.DescribeProducers, False)],
 )
 def test_a_broker_that_does_not_answer_a_check_refuses_the_checkpoint(question: type, counted: bool) -> None:
-    """Before the manifest is committed the checkpoint never happened: a broker that is away refuses it, no more, and
-    what was produced is taken back."""
+    """Before the manifest is committed the checkpoint never happened; what was produced is taken back."""
     world = World()
     world.raising[question] = BrokerUnavailable("no broker answers")
     assert decided(world, precommit(0), counted=counted, checks=[looking]) == Refuse("no broker answers")
@@ -170,7 +157,6 @@ def test_a_broker_that_does_not_answer_a_check_refuses_the_checkpoint(question: 
 
 @pytest.mark.parametrize(("check", "said"), [(refusing, "a block is gone"), (halting, "the topic is gone")])
 def test_what_a_check_refuses_is_taken_back(check: Check, said: str) -> None:
-    """The manifest was produced meanwhile: it is taken back before the checkpoint is refused, or the halt is raised."""
     world = World()
     if check is halting:
         with pytest.raises(Halt, match=said):
@@ -183,8 +169,7 @@ def test_what_a_check_refuses_is_taken_back(check: Check, said: str) -> None:
 
 
 def test_a_checkpoint_that_a_manifest_has_no_room_for_is_refused_before_anything_is_asked() -> None:
-    """It is no defect: an attempt that carries nothing over may have room, and else whoever reads is told of what there
-    is too much."""
+    """It is no defect: an attempt that carries nothing over may have room."""
 
     class Small(World):
         def produce(self, made: Manifest) -> ask.Procedure[bool]:
@@ -205,7 +190,6 @@ def test_a_halt_is_raised_though_another_check_refuses() -> None:
 
 
 def test_a_transaction_that_ended_since_it_was_counted_refuses_the_checkpoint() -> None:
-    """A count holds only for a transaction that is still open when it is decided."""
     world = World()
     world.states[name(0)] = "CompleteAbort"
     verdict = decided(world, precommit(0))
@@ -214,8 +198,6 @@ def test_a_transaction_that_ended_since_it_was_counted_refuses_the_checkpoint() 
 
 
 def test_a_manifest_that_the_checks_have_overtaken_is_written_anew() -> None:
-    """If the look at the topics finds more partitions than the manifest says, it is taken back, and one that says what
-    was found is produced and decided."""
     world, more = World(), (("out", "t", 2),)
     world.outputs = [(), more]
     verdict = decided(world, precommit(0), checks=[looking])
@@ -233,8 +215,6 @@ def test_a_manifest_that_the_checks_have_overtaken_is_written_anew() -> None:
     ],
 )
 def test_without_a_durable_manifest_nothing_is_ended(outcome: Outcome, verdict: Refuse | Unresolved) -> None:
-    """If the manifest was not written the checkpoint is refused, if that is unknown it is unresolved; in both cases
-    no transaction is committed or aborted."""
     world = World(outcomes=[outcome])
     assert decided(world, precommit(0)) == verdict
     assert world.of(ask.EndTransactions) == []
@@ -242,7 +222,6 @@ def test_without_a_durable_manifest_nothing_is_ended(outcome: Outcome, verdict: 
 
 @pytest.mark.parametrize("answer", ["R", "U"])
 def test_a_decision_with_a_commit_that_is_not_proven_is_not_finalized(answer: str) -> None:
-    """If one commit is refused or unknown the checkpoint is decided and not finalized, and nothing expires."""
     world = World({name(1, 1): answer})
     verdict = decided(world, precommit(0), precommit(1, subtask=1))
     assert isinstance(verdict, Decided)
@@ -253,12 +232,10 @@ def test_a_decision_with_a_commit_that_is_not_proven_is_not_finalized(answer: st
 
 @pytest.mark.parametrize("outcome", [Outcome.NOT_WRITTEN, Outcome.UNKNOWN])
 def test_a_mark_that_could_not_be_written_ends_this_incarnation(outcome: Outcome) -> None:
-    """If the finalized mark is not known to be durable this incarnation ends: the next one reads what is true."""
     with pytest.raises(Undetermined, match=r"Checkpoint 7 is complete and committed.*Nothing is lost"):
         decided(World(outcomes=[Outcome.DONE, outcome]), precommit(0))
 
 
 def test_finalizing_with_an_unknown_fate_is_a_violation() -> None:
-    """A checkpoint cannot be finalized while the fate of one of its committables is not known."""
     with pytest.raises(InvariantViolation, match="fate of every committable"):
         ask.drive(finalize(manifest(committable(0)), {}, 3, 0), World())

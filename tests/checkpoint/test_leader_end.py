@@ -17,7 +17,6 @@ pytestmark = pytest.mark.broker
 
 
 def leader(store: Store, log: RealLog) -> Leader:
-    """Of the incarnation that has begun in *log*'s topic, and that deletes its checkpoints when it is cancelled."""
     led = Led(
         pipeline=store.pipeline, host="here", process=1, cluster_id="", transaction_version=2,
         transaction_timeout_ms=60_000, fingerprint="", max_parallelism=1, parallelism=1, deletes=True,
@@ -26,24 +25,23 @@ def leader(store: Store, log: RealLog) -> Leader:
 
 
 def conclude(leader: Leader, log: RealLog, cancelled: str = "") -> None:
-    """It has no outputs."""
     drive(leader.conclude(cancelled), lambda ask: () if isinstance(ask, KnownOutputs) else log._performer(ask))
 
 
 @pytest.mark.exhaustive
 def test_a_cancellation_that_is_not_recorded(store: Store) -> None:
-    """A run that could not write that it was cancelled has not ended as cancelled: whoever asked waits for the record,
-    and the next incarnation is asked again."""
+    """Whoever asked waits for the record, and the next incarnation is asked again."""
     first = store.living()
     first.appended(store.manifest(0))
     first.appended(store.mark(0))
-    log = store.log(append_timeout_ms=2_000)
+    log = store.log()
     found = leader(store, log)
     log.do(found.open())
     found.resume(1)
     store.kafka.configure_topic(store.topic.name, max_message_bytes=10)
     while log.beaten() is Outcome.DONE:
         pass  # a broker takes to a setting a little later
+    log.append_timeout_ms = 2_000
     with pytest.raises(BrokerUnavailable):
         conclude(found, log, "request")
     conclude(found, log)

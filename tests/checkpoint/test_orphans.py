@@ -6,11 +6,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import SAVEPOINT, BlockRef, Finalized, Incarnation, Manifest, StoredBlock
+from exactlyonce.checkpoint.records.manifest import SAVEPOINT, BlockRef, Finalized, Incarnation, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import FindReferences, Procedure, ScanBlocks
 from exactlyonce.checkpoint.settings import CheckpointSettings
@@ -21,12 +22,10 @@ AWAY, GONE = "it is away", "a block is gone"
 
 
 def block(storage: str, number: int) -> StoredBlock:
-    """A block of its own key, of incarnation 1."""
     return StoredBlock(storage, BlockRef(1, 0, str(BlockKey(1, number, "totals", 0, 1, 0, "aa")), 1, b""))
 
 
 def kept_in(*storages: str, savepoints: tuple[int, ...] = ()) -> History:
-    """Checkpoints 1, 2 and so on were kept there, each by an incarnation of its own; some are *savepoints*."""
     history = History("orders")
     for number, storage in enumerate(storages, 1):
         history.admit(
@@ -34,11 +33,9 @@ def kept_in(*storages: str, savepoints: tuple[int, ...] = ()) -> History:
         )
         kind = SAVEPOINT if number in savepoints else "checkpoint"
         history.admit(
-            Manifest(
-                pipeline="orders", checkpoint=number, incarnation=number, attempt=0, kind=kind, base=number,
-                previous=number - 1, triggered_at_ms=0, completed_at_ms=0, fingerprint="", max_parallelism=1,
-                parallelism=1, block_partitions=2, block_end_offsets=(0, 7), written_bytes=0, offsets=(), operators=(),
-                order_logs=(), committables=(), sinks=(), storage=storage,
+            blank_manifest(
+                pipeline="orders", checkpoint=number, incarnation=number, kind=kind, base=number, previous=number - 1,
+                block_partitions=2, block_end_offsets=(0, 7), storage=storage,
             )
         )  # fmt: skip
         history.admit(Finalized(number, number, 0, ()))
@@ -64,7 +61,6 @@ class Kept:
         """By checkpoint whose blocks were asked for, whether these are waited for."""
 
     def run(self, procedure: Procedure[Any]) -> Any:
-        """Answer what *procedure* asks."""
         answer: Any = None
         while True:
             try:
@@ -94,12 +90,10 @@ class Kept:
 
 
 def known(storage: str, *, num_retained: int = 2) -> KnownBlocks:
-    """Of an incarnation that keeps blocks there."""
     return KnownBlocks(CheckpointSettings(num_retained=num_retained, storage=storage))
 
 
 def test_orphans_go_wherever_checkpoints_were_kept() -> None:
-    """What no manifest stands on is dropped where it lies; what the older checkpoint stands on stays with it."""
     kept = Kept(
         {OLD: [block(OLD, 1), block(OLD, 8)], NEW: [block(NEW, 2), block(NEW, 9)]},
         {1: [block(OLD, 1)], 2: [block(NEW, 2)]},

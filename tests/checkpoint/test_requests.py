@@ -21,7 +21,6 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 
 
 def pausing(*durations_ms: int) -> Procedure[list[int]]:
-    """Ask for each pause, and return the answers."""
     found = []
     for each in durations_ms:
         found.append((yield Pause(each)))
@@ -49,14 +48,12 @@ class Doubling:
 
 
 def test_one_request_of_each_procedure_goes_out_in_a_round() -> None:
-    """Three procedures take as many rounds as the longest has requests, and each gets its own answers."""
     world = Doubling()
     assert drive(concurrently(pausing(1, 2, 3), pausing(), pausing(4)), world) == ([2, 4, 6], [], [8])
     assert world.rounds == [[1, 4], [2], [3]]
 
 
 def test_an_error_is_raised_once_all_have_ended() -> None:
-    """When one procedure fails the others go on to their end before its error is raised."""
     world = Doubling(1)
     with pytest.raises(BrokerUnavailable, match="no answer to 1"):
         drive(concurrently(pausing(1, 2), pausing(4, 5, 6)), world)
@@ -64,8 +61,6 @@ def test_an_error_is_raised_once_all_have_ended() -> None:
 
 
 def test_of_several_errors_that_of_the_first_procedure_is_raised() -> None:
-    """What a later procedure raises, though it raises it sooner, does not hide the first one's error."""
-
     def halting() -> Procedure[None]:
         raise Halt("at once")
         yield
@@ -75,8 +70,6 @@ def test_of_several_errors_that_of_the_first_procedure_is_raised() -> None:
 
 
 def test_an_error_goes_into_the_procedure_that_asked() -> None:
-    """A procedure that handles the error of its request goes on, and the others never hear of it."""
-
     def trying_again() -> Procedure[str]:
         try:
             yield Pause(1)
@@ -91,15 +84,12 @@ def test_an_error_goes_into_the_procedure_that_asked() -> None:
 
 
 def test_nothing_is_asked_where_no_procedure_asks() -> None:
-    """Procedures without a request cost no round."""
     world = Doubling()
     assert drive(concurrently(pausing(), pausing()), world) == ([], [])
     assert world.rounds == []
 
 
 def test_what_is_no_error_is_never_an_answer() -> None:
-    """The end of the process passes through: it is nobody's answer."""
-
     def interrupted(_: Request) -> Any:
         raise KeyboardInterrupt
 

@@ -16,14 +16,12 @@ from exactlyonce.pipeline.errors import ConfigError
 
 
 def test_no_restart_gives_up_at_once() -> None:
-    """Without restarts the first failure ends the job, whatever completed before."""
     strategy = NoRestart()
     strategy.completed(0)
     assert strategy.failed(1) is None
 
 
 def test_a_fixed_delay_gives_up_after_so_many_failures_without_progress() -> None:
-    """A fixed delay allows its number of restarts; a completed checkpoint makes them all available again."""
     strategy = FixedDelay(attempts=2, delay_ms=70)
     assert [strategy.failed(0), strategy.failed(1)] == [70, 70]
     strategy.completed(2)
@@ -31,7 +29,6 @@ def test_a_fixed_delay_gives_up_after_so_many_failures_without_progress() -> Non
 
 
 def test_a_failure_rate_forgets_what_is_out_of_its_window() -> None:
-    """A failure rate gives up at more failures in its window than allowed; older ones do not count."""
     strategy = FailureRate(failures=2, window_ms=100, delay_ms=7)
     assert [strategy.failed(0), strategy.failed(50)] == [7, 7]
     strategy.completed(60)
@@ -53,7 +50,6 @@ def test_a_strategy_may_serve_several_incarnations() -> None:
 
 
 def test_an_exponential_delay_doubles_up_to_its_maximum_and_starts_anew_after_progress() -> None:
-    """An exponential delay doubles with each failure up to its maximum; a completed checkpoint sets it back."""
     strategy = ExponentialDelay(initial_ms=100, max_ms=350)
     assert [strategy.failed(0) for _ in range(4)] == [100, 200, 350, 350]
     strategy.completed(1)
@@ -62,7 +58,6 @@ def test_an_exponential_delay_doubles_up_to_its_maximum_and_starts_anew_after_pr
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_is_found_by_its_name(name: str) -> None:
-    """Each name in the table makes the strategy it stands for."""
     assert isinstance(restart_strategy(name), STRATEGIES[name])
 
 
@@ -76,6 +71,5 @@ def test_every_strategy_is_found_by_its_name(name: str) -> None:
     ],
 )
 def test_a_wrong_strategy_is_refused(name: str, options: dict[str, int], said: str) -> None:
-    """A strategy that does not exist, or options that it cannot have, are refused by name."""
     with pytest.raises(ConfigError, match=said):
         restart_strategy(name, **options)

@@ -14,17 +14,14 @@ from exactlyonce.checkpoint.retention import Ledger, by_storage
 
 
 def block(number: int, storage: str = TOPIC) -> StoredBlock:
-    """A block that is told apart by its offset."""
     return StoredBlock(storage, BlockRef(1, number, f"block/{number}", 1, b""))
 
 
 def blocks(*numbers: int) -> tuple[StoredBlock, ...]:
-    """Several."""
     return tuple(map(block, numbers))
 
 
 def test_the_newest_checkpoints_are_kept_and_older_ones_dropped_with_the_blocks_of_their_own() -> None:
-    """Beyond the number to retain, a checkpoint goes, and with it the blocks that no kept one refers to."""
     ledger = Ledger(2)
     ledger.completed(1, by_storage(blocks(1, 2)))
     ledger.completed(2, by_storage(blocks(2, 3)))
@@ -44,7 +41,6 @@ def test_a_block_that_is_damaged_is_kept_as_long_as_a_manifest_names_it() -> Non
 
 
 def test_a_storage_that_has_two_names() -> None:
-    """What is needed under one of them is not dropped under the other."""
     ledger = Ledger(1)
     ledger.completed(1, by_storage([block(1, "file:///mnt/blocks")]))
     ledger.written(1, [block(1, "file:///link"), block(2, "file:///link")])
@@ -52,7 +48,6 @@ def test_a_storage_that_has_two_names() -> None:
 
 
 def test_a_pinned_checkpoint_is_kept_until_it_is_no_longer_pinned() -> None:
-    """What something pending builds on is kept with its blocks, and goes once nothing pins it."""
     ledger = Ledger(1)
     ledger.completed(1, by_storage(blocks(1)))
     ledger.completed(2, by_storage(blocks(2)))
@@ -62,7 +57,6 @@ def test_a_pinned_checkpoint_is_kept_until_it_is_no_longer_pinned() -> None:
 
 
 def test_a_savepoint_is_kept_for_ever() -> None:
-    """A savepoint and the blocks it refers to are never dropped."""
     ledger = Ledger(1)
     ledger.completed(1, by_storage(blocks(1, 2)), keep=True)
     ledger.completed(2, by_storage(blocks(2, 3)))
@@ -92,7 +86,6 @@ def test_the_blocks_of_savepoints_are_not_looked_at_one_by_one(monkeypatch: pyte
 
 
 def test_the_blocks_of_an_aborted_checkpoint_go_once_a_later_one_is_complete() -> None:
-    """Blocks that no manifest claims are dropped when a checkpoint after theirs completes, and not before."""
     ledger = Ledger(1)
     ledger.completed(1, by_storage(blocks(1)))
     ledger.written(2, blocks(20, 21))
@@ -105,7 +98,6 @@ def test_the_blocks_of_an_aborted_checkpoint_go_once_a_later_one_is_complete() -
 
 
 def test_a_block_that_is_reported_twice_belongs_to_the_first_checkpoint() -> None:
-    """Reporting a block again for a later checkpoint does not keep it longer."""
     ledger = Ledger(1)
     ledger.written(1, blocks(1))
     ledger.written(9, blocks(1))
@@ -115,8 +107,6 @@ def test_a_block_that_is_reported_twice_belongs_to_the_first_checkpoint() -> Non
 
 @pytest.mark.parametrize("seed", range(50))
 def test_nothing_that_is_needed_is_ever_dropped_and_nothing_is_dropped_twice(seed: int) -> None:
-    """Over random histories: no block of a retained or pinned checkpoint, or of a pending one, is ever dropped; none
-    is dropped twice; and in the end only what is retained is left."""
     rng = random.Random(seed)
     ledger = Ledger(rng.randint(1, 3))
     needs: dict[int, set[StoredBlock]] = {0: set()}

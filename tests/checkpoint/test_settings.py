@@ -29,13 +29,11 @@ from exactlyonce.pipeline.errors import ConfigError
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, said: str) -> None:
-    """A setting out of range is refused with its names, in Python and on the command line, and its value."""
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
         CheckpointSettings(**{name: value})
 
 
 def test_barriers_overtake_where_records_count_once_only() -> None:
-    """Unaligned checkpoints in mode at_least_once are refused, and so is a timeout of an alignment that has none."""
     with pytest.raises(ConfigError, match="unaligned goes with mode exactly_once only"):
         CheckpointSettings(unaligned=True, mode="at_least_once")
     with pytest.raises(ConfigError, match=r"aligned_timeout .* is 5 ms, but .* set unaligned as well"):
@@ -43,23 +41,19 @@ def test_barriers_overtake_where_records_count_once_only() -> None:
 
 
 def test_slots_cover_those_in_flight_those_carried_and_the_next() -> None:
-    """A sink subtask has an id for every checkpoint in flight, every tolerated failure, and three more."""
     assert CheckpointSettings(max_concurrent=2, tolerable_failed=3).slots == 8
 
 
 def test_a_transaction_may_have_to_outlive_every_tolerated_failure_and_a_restart() -> None:
-    """The time needed is an interval and a timeout for each checkpoint that may fail, and the restart's budget."""
     settings = CheckpointSettings(interval_ms=1_000, timeout_ms=10_000, tolerable_failed=2, restart_budget_ms=5_000)
     assert settings.transaction_timeout_needed_ms == 3 * 11_000 + 5_000
 
 
 def test_without_a_timeout_of_ones_own_it_is_the_brokers_cap() -> None:
-    """By default a transaction may stay open for as long as the broker allows."""
     assert CheckpointSettings().transaction_timeout_for(900_000) == 900_000
 
 
 def test_a_timeout_that_suffices_is_used_as_it_is() -> None:
-    """A transaction timeout between what is needed and what the broker allows is used as it is."""
     assert CheckpointSettings(transaction_timeout_ms=121_000).transaction_timeout_for(900_000) == 121_000
 
 
@@ -74,6 +68,5 @@ def test_a_timeout_that_suffices_is_used_as_it_is() -> None:
 def test_timeouts_that_cannot_be_brought_together_name_the_settings_to_change(
     settings: CheckpointSettings, cap_ms: int, said: str
 ) -> None:
-    """Where the broker's cap and the settings exclude each other, the error says which to change to what."""
     with pytest.raises(ConfigError, match=said):
         settings.transaction_timeout_for(cap_ms)

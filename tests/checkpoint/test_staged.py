@@ -18,25 +18,10 @@ from exactlyonce.checkpoint.commits.of_stores import (
     ledger_after,
     positions_of,
 )
-from exactlyonce.checkpoint.coordinator import HOLD_AFTER_MS, Coordinator
-from exactlyonce.checkpoint.events import (
-    Ack,
-    Acknowledged,
-    Decide,
-    Deployed,
-    Effect,
-    Event,
-    Hold,
-    Recovered,
-    Tick,
-    Trigger,
-)
 from exactlyonce.checkpoint.records.encoding import DamagedRecord, decode, encode
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, StagedAck, StoreCommittable
+from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, StoreCommittable
 from exactlyonce.checkpoint.requests import Procedure, drive
-from exactlyonce.checkpoint.restart import FixedDelay
-from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.pipeline.errors import Fenced, Halt, InvariantViolation, StoreError, StoreUnavailable
 from exactlyonce.testing.clock import SimulatedClock
 
@@ -47,7 +32,6 @@ INCARNATION = Incarnation(incarnation=4, host="here", process=1, started_at_ms=0
 
 
 def staged(checkpoint: int, subtask: int = 0, sink: str = "db", records: int = 3) -> StoreCommittable:
-    """What a subtask has set aside."""
     return StoreCommittable(sink=sink, subtask=subtask, checkpoint=checkpoint, records=records, kind="rows")
 
 
@@ -89,11 +73,9 @@ class Store:
         return dict(self.ledger) if isinstance(request, ask.FenceStore) else True
 
     def commit(self, manifest: Manifest, *, accept_loss: bool = False) -> dict[str, str]:
-        """The fates of what *manifest* has staged."""
         return dict(drive(self.commits.finish(manifest, (), accept_loss=accept_loss), self))
 
     def fence(self, newest: Manifest | None, finalized: Manifest | None) -> None:
-        """As an incarnation does before it commits anything."""
         drive(self.commits.fence(newest, finalized), self)
 
 
@@ -101,7 +83,6 @@ Of = Callable[..., Manifest]
 
 
 def test_what_is_staged_is_committed_in_the_order_of_its_checkpoints(manifest: Of) -> None:
-    """Carried committables come first, each with what the ledger has by then; the last ones make the ledger."""
     before = {("db", 0): 2, ("db", 1): 3, ("old", 5): 1}
     carried = in_order([staged(7), staged(6, subtask=1), staged(6)], before, {"db": "digest"})
     assert {each.description for each in carried} == {"digest"}
@@ -114,7 +95,6 @@ def test_what_is_staged_is_committed_in_the_order_of_its_checkpoints(manifest: O
 
 
 def test_a_store_that_is_away_is_waited_for(manifest: Of) -> None:
-    """The same is asked again, heartbeats go on, and a note says once what is waited for."""
     store = Store()
     store.fail = [StoreUnavailable("no answer from db.example:5432.")] * 5
     assert store.commit(manifest(1, staged=(staged(1),))) == {"db:0:1": "committed"}
@@ -123,7 +103,6 @@ def test_a_store_that_is_away_is_waited_for(manifest: Of) -> None:
 
 
 def test_a_store_that_stays_away_ends_the_run(manifest: Of) -> None:
-    """After its timeout, with what to do; nothing is given up."""
     store = Store()
     store.fail = [StoreUnavailable("no answer.")] * 10_000
     said = r"'db' has not answered for 60 s \(store_timeout, --store-timeout; on Spark storeTimeout\).*run it again"
@@ -133,8 +112,7 @@ def test_a_store_that_stays_away_ends_the_run(manifest: Of) -> None:
 
 
 def test_a_store_that_is_at_work_is_not_given_up(manifest: Of) -> None:
-    """It is asked the same again at once, for however long, with heartbeats; a note says now and then what is waited
-    for, and claims no more than is known."""
+    """The same is asked again at once, with heartbeats; a note claims no more than is known."""
     store = Store()
     store.slow = [UnderWay(1_000 * number) for number in range(1, 2 * TIMEOUT_MS // 1_000)]
     count = len(store.slow)
@@ -190,7 +168,6 @@ def test_attempts_that_end_without_an_answer_do_not_put_off_the_end(manifest: Of
 
 
 def test_an_answer_ends_a_row_of_failures(manifest: Of) -> None:
-    """What is asked next has the whole timeout again."""
     store = Store()
     outcomes = [[StoreUnavailable("no answer.")] * 20, [StoreUnavailable("no answer.")] * 20]
     both = (staged(1), staged(1, subtask=1))
@@ -207,7 +184,6 @@ def test_an_answer_ends_a_row_of_failures(manifest: Of) -> None:
 
 
 def test_what_a_store_refuses_halts_with_choices(manifest: Of) -> None:
-    """The halt names checkpoint, sink and reason; an accepted loss advances the ledger without the records."""
     store = Store()
     store.fail = [StoreError("value too long for column 'name'.")]
     with pytest.raises(Halt, match=r"(?s)Checkpoint 9 .* sink 'db' refuses its 3 records.*'name'.*all 3 of .*-loss 9"):
@@ -222,7 +198,6 @@ def test_what_a_store_refuses_halts_with_choices(manifest: Of) -> None:
 
 
 def test_rows_that_are_damaged_halt_with_choices(manifest: Of) -> None:
-    """As what a store refuses: the halt names checkpoint, sink and block, and the loss can be accepted."""
     store, damaged = Store(), DamagedRecord("Block 7 is damaged")
     store.fail = [damaged]
     why = r"(?s)Checkpoint 9 .* 3 records .* sink 'db', of subtask 0, are damaged .*Block 7.*Choices.*--accept-loss 9"
@@ -236,7 +211,6 @@ def test_rows_that_are_damaged_halt_with_choices(manifest: Of) -> None:
 
 
 def test_a_newer_incarnation_is_obeyed(manifest: Of) -> None:
-    """Whoever was fenced at the store ends."""
     store = Store()
     store.fail = [Fenced("a newer one")]
     with pytest.raises(Fenced):
@@ -277,7 +251,6 @@ def test_a_ledger_that_is_gone_halts(manifest: Of) -> None:
     ],
 )
 def test_a_ledger_that_is_not_where_the_decisions_say_halts(manifest: Of, ledger: dict[int, int], why: str) -> None:
-    """Behind, empty, or ahead: the store or the topic was put back. The ledger is named that is to be looked at."""
     finalized = manifest(6, ledger=(("db", 0, 5),))
     with pytest.raises(Halt, match=f"(?s)^{LEDGER} {why}.*Choices: "):
         Store(ledger).fence(manifest(7), finalized)
@@ -302,7 +275,6 @@ def test_a_ledger_of_another_checkpoint_topic_halts(manifest: Of) -> None:
 
 
 def test_what_nobody_committed_goes() -> None:
-    """Of every sink, once; a store that is away is waited for."""
     store = Store()
     store.fail = [StoreUnavailable("no answer.")]
     store.commits.descriptions = {"db": "digest", "files": "digest"}
@@ -312,7 +284,6 @@ def test_what_nobody_committed_goes() -> None:
 
 
 def test_a_manifest_keeps_what_is_staged(manifest: Of) -> None:
-    """Committables and ledger survive the way through the topic; finalized needs the fate of each."""
     made = manifest(1, staged=(msgspec.structs.replace(staged(1), body=b"x", previous=3),), ledger=(("db", 0, 1),))
     assert decode(encode(made), Manifest) == made
     assert positions_of(made) == {("db", 0): 1}
@@ -322,50 +293,3 @@ def test_a_manifest_keeps_what_is_staged(manifest: Of) -> None:
     with pytest.raises(InvariantViolation, match="db:0:1"):
         history.admit(Finalized(1, 1, 0, fates))
     history.admit(Finalized(1, 1, 0, (*fates, ("db:0:1", "committed"))))
-
-
-class Job:
-    """A coordinator of one subtask whose sink stages."""
-
-    def __init__(self, manifest: Of, **settings: Any) -> None:
-        asked = CheckpointSettings(**{"interval_ms": 100, "timeout_ms": 1_000, **settings})
-        self.core = Coordinator(asked, FixedDelay(delay_ms=0), {("task", 0)}, set(), staging=True)
-        self.now_ms = 0
-        self(Recovered(manifest(0)))
-        self(Deployed())
-
-    def __call__(self, event: Event) -> list[Effect]:
-        return self.core.handle(event, self.now_ms)
-
-    def later(self, by_ms: int) -> list[Effect]:
-        """Time passes."""
-        self.now_ms += by_ms
-        return self(Tick())
-
-    def acknowledge(self, checkpoint: int) -> list[Effect]:
-        """With something staged."""
-        return self(Acknowledged(Ack("task", 0, checkpoint, staged=(StagedAck(staged(checkpoint)),))))
-
-
-def test_sources_pause_while_a_decision_waits_for_a_store(manifest: Of) -> None:
-    """Not at once, not twice, and not any longer than that."""
-    job = Job(manifest)
-    (trigger,) = job.later(100)
-    assert isinstance(trigger, Trigger)
-    (decide,) = job.acknowledge(1)
-    assert isinstance(decide, Decide)
-    assert job.later(HOLD_AFTER_MS - 1) == []
-    assert job.later(1) == [Hold(True)]
-    assert job.later(HOLD_AFTER_MS) == []
-
-
-def test_what_an_aborted_checkpoint_staged_is_carried(manifest: Of) -> None:
-    """Its rows are decided with the next one."""
-    job = Job(manifest, tolerable_failed=1)
-    job.later(100)
-    job.later(1_000)
-    job.acknowledge(1)
-    job.later(100)
-    (decide,) = job.acknowledge(2)
-    assert isinstance(decide, Decide)
-    assert [each.committable.checkpoint for each in decide.plan.staged] == [1, 2]

@@ -1,29 +1,49 @@
-"""The real command as a process of its own, and a pipeline with its input for it to run."""
+"""The command, and a pipeline with its input for it to run.
+
+`Command` calls `main` in this process, which has imported what a process of its own would spend a second on importing.
+What is killed, stopped or signalled, and what needs a terminal, is a process (`Command.process`, `Command.start`).
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TextIO
+from unittest import mock
 
+import msgspec
 import pytest
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.records import history
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.requests import drive
+from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.cli.main import main
+from exactlyonce.cli.asking import living_run
+from exactlyonce.cli.commands import run
+from exactlyonce.cli.main import main, parser
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log_requests import LogRequests
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.engines.configuration import options_from
+from exactlyonce.engines.local.reporting import JsonReporter
+from exactlyonce.engines.local.run import Stopper, run_loaded
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import ExactlyOnceError, TopicError
+from exactlyonce.pipeline.loading import load
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 MODULE = """\
@@ -57,62 +77,160 @@ pipeline = make()
 """
 
 
-class Ended(NamedTuple):
-    """How a command ended."""
+def manifest(**changes: Any) -> Manifest:
+    empty = Manifest(
+        pipeline="p", checkpoint=1, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0, triggered_at_ms=0,
+        completed_at_ms=0, fingerprint="f" * 64, max_parallelism=128, parallelism=1, block_partitions=5,
+        block_end_offsets=(), written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
+    )  # fmt: skip
+    return msgspec.structs.replace(empty, **changes)
 
+
+def wait_until(condition: Callable[[], object], still: Callable[[], object] = lambda: True) -> None:
+    """Wait for a state of another thread or process, as long as *still* holds."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert still()
+        assert time.monotonic() < deadline, "what the test waits for did not happen"
+        time.sleep(0.02)  # what another process does has no event to wait for
+
+
+def armed(folder: Path, failpoint: str, action: str = "kill") -> dict[str, str]:
+    """The environment of a process that meets *failpoint* once; its file in the folder `fired` says that it did."""
+    (folder / "fired").mkdir(exist_ok=True)
+    return {"EXACTLYONCE_FAILPOINTS": f"{failpoint}={action}", "EXACTLYONCE_FAILPOINTS_FIRED": str(folder / "fired")}
+
+
+class Ended(NamedTuple):
     code: int
     out: str
     err: str
 
     @property
-    def events(self) -> list[dict[str, object]]:
-        """The lines of JSON on stderr."""
+    def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.err.splitlines() if line.startswith("{")]
 
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
 
-@dataclass(frozen=True)
+    @property
+    def said(self) -> str:
+        """All of it on one line, whatever was wrapped."""
+        return " ".join((self.out + self.err).split())
+
+
+def forget_modules(folder: Path) -> None:
+    """What is imported from there next is imported anew: it may have changed."""
+    for name, module in [*sys.modules.items()]:
+        if (getattr(module, "__file__", None) or "").startswith(f"{folder}/"):
+            del sys.modules[name]
+
+
 class Command:
     """`exactlyonce`, called in *folder*."""
 
-    folder: Path
-    environment: dict[str, str]
+    line = (sys.executable, "-m", "exactlyonce.cli.main")
 
-    def __call__(self, *arguments: str, **environment: str) -> Ended:
-        """Call it and wait for its end."""
-        done = subprocess.run(
-            [*self.line, *arguments],
-            cwd=self.folder,
-            env={**self.environment, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-        return Ended(done.returncode, done.stdout, done.stderr)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Call it and let it run."""
+    def __call__(self, *arguments: str, stdin: TextIO | None = None, **environment: str) -> Ended:
+        forget_modules(self.folder)
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.dict(os.environ, environment), mock.patch("sys.stdin", stdin or io.StringIO()),
+            redirect_stdout(out), redirect_stderr(err),
+        ):  # fmt: skip
+            try:
+                code = main(arguments)
+            except SystemExit as ended:  # argparse raises it
+                code = int(ended.code or 0)
+        return Ended(code, out.getvalue(), err.getvalue())
+
+    def done(self, *arguments: str) -> Ended:
+        ended = self(*arguments)
+        assert ended.code == 0, ended
+        return ended
+
+    def refused(self, text: str, *arguments: str, code: int = 2) -> Ended:
+        ended = self(*arguments)
+        assert (ended.code, text in ended.said) == (code, True), ended
+        return ended
+
+    def process(self, *arguments: str, **environment: str) -> Ended:
+        process = self.start(*arguments, **environment)
+        out, err = process.communicate(timeout=LIMIT_S)
+        return Ended(process.returncode, out, err)
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*self.line, *arguments],
-            cwd=self.folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    @property
-    def line(self) -> list[str]:
-        """What to call."""
-        return [sys.executable, "-m", "exactlyonce.cli.main"]
+            [*self.line, *arguments], cwd=self.folder, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Command:
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
     """The command in an empty folder, without settings from outside, for a terminal of 80 columns."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("EXACTLYONCE_")}
-    return Command(tmp_path, {**environment, "COLUMNS": "80"})
+    for name in [*os.environ]:
+        if name.startswith("EXACTLYONCE_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # it is told from what it was made of by size and second
+    yield Command(tmp_path)
+    forget_modules(tmp_path)
+
+
+class Running:
+    """A run of `orders:pipeline` on a thread of this process, which takes ten checkpoints a second."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        forget_modules(folder)
+        line = ["run", "orders:pipeline", "--checkpoint-interval", "100ms", *inline(options)]
+        self._options = options_from(run.settings(parser().parse_args(line)))
+        self._loaded, self._stopper, self._told = load("orders:pipeline"), Stopper(), io.StringIO()
+        self._code: int | None = None
+        self._thread = threading.Thread(target=self._run, name="running", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            run_loaded(self._loaded, self._options, JsonReporter(self._told), self._stopper)
+            self._code = 0
+        except ExactlyOnceError as error:
+            self._told.write(f"{error}\n")
+            self._code = error.exit_code
+
+    @property
+    def said(self) -> str:
+        return self._told.getvalue()
+
+    def await_said(self, text: str) -> None:
+        wait_until(lambda: text in self.said, self._thread.is_alive)
+
+    def stop(self) -> int:
+        self._stopper.stop()
+        return self.wait()
+
+    def kill(self) -> None:
+        """End it at once, if it goes on."""
+        for _ in range(2):
+            self._stopper.stop()
+        self._thread.join(LIMIT_S)
+
+    def wait(self) -> int:
+        """The code that its process would exit with."""
+        self._thread.join(LIMIT_S)
+        assert self._code is not None, self.said
+        return self._code
+
+
+def inline(options: tuple[str, ...]) -> tuple[str, ...]:
+    """The options of a run, which starts no process unless it is to have several workers."""
+    return options if "--parallelism" in options else (*options, "--inline")
 
 
 @dataclass(frozen=True)
@@ -123,94 +241,139 @@ class Orders:
     kafka: KafkaCluster
     command: Command
 
+    @property
+    def config(self) -> ClientConfig:
+        return ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers})
+
     def write(self, count: int) -> None:
-        """Write *count* orders more."""
         orders = [(f"c{number % 7}", f'{{"customer":"c{number % 7}","total":1}}') for number in range(count)]
         self.kafka.produce(f"{self.name}-orders", orders)
 
+    def change(self, *edits: tuple[str, str]) -> None:
+        module = self.command.folder / "orders.py"
+        text = module.read_text()
+        for old, new in edits:
+            assert old in text
+            text = text.replace(old, new)
+        module.write_text(text)
+
+    def run(self, *options: str) -> Ended:
+        return self.command("run", "orders:pipeline", "--until", "latest", *inline(options))
+
+    def ran(self, *options: str) -> Ended:
+        ended = self.run(*options)
+        assert ended.code == 0, ended
+        return ended
+
+    def run_refused(self, text: str, *options: str, code: int = 2) -> None:
+        self.command.refused(text, "run", "orders:pipeline", "--until", "latest", *inline(options), code=code)
+
     def killed_at(self, failpoint: str, *options: str) -> None:
-        """Have a run die, workers and all, once its coordinator stands at *failpoint*."""
-        process = self.stopped_at(failpoint, *options)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=LIMIT_S)
+        """Have a run die once its coordinator stands at *failpoint*."""
+        line = ("run", "orders:pipeline", "--until", "latest", *inline(options))
+        ended = self.command.process(*line, **armed(self.command.folder, failpoint))
+        assert ended.code == -signal.SIGKILL, ended
 
     def stopped_at(self, failpoint: str, *options: str) -> subprocess.Popen[str]:
         """Have a run whose coordinator stands still at *failpoint*, as if its machine slept."""
-        fired = self.command.folder / f"fired-{failpoint}"
-        fired.mkdir()
-        armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}=stop", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
-        command = Command(self.command.folder, {**self.command.environment, **armed})
-        process = command.start("run", "orders:pipeline", "--until", "latest", *options)
-        deadline = time.monotonic() + LIMIT_S
-        while not (fired / failpoint).exists():
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)  # a file of another process has no event to wait for
+        line = ("run", "orders:pipeline", "--until", "latest", *inline(options))
+        process = self.command.start(*line, **armed(self.command.folder, failpoint, "stop"))
+        wait_until(lambda: (self.command.folder / "fired" / failpoint).exists(), lambda: process.poll() is None)
         return process
 
     @contextmanager
-    def running(self, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-        """A run that has taken a checkpoint, of which it takes ten a second; killed at the end, if it has not ended by
-        then. It writes `said`, and never waits for a reader."""
-        line = [*self.command.line, "run", "orders:pipeline", "--checkpoint-interval", "100ms", *options]
-        with self._said.open("wb") as said:
-            process = subprocess.Popen(
-                line, cwd=self.command.folder, env=self.command.environment, stdin=subprocess.DEVNULL, stderr=said
-            )
+    def running(self, *options: str, until: str = '"event": "checkpoint"') -> Iterator[Running]:
+        """A run that has taken a checkpoint, or told *until*; killed at the end, if it has not ended by then."""
+        running = Running(self.command.folder, *options)
         try:
-            deadline = time.monotonic() + LIMIT_S
-            while '"event": "checkpoint"' not in self.said():
-                assert process.poll() is None, self.said()
-                assert time.monotonic() < deadline
-                time.sleep(0.05)  # a file of another process has no event to wait for
-            yield process
+            running.await_said(until)
+            yield running
         finally:
-            process.kill()
-            process.wait(LIMIT_S)
+            running.kill()
+
+    def taken(self, *options: str) -> int:
+        return int(self.command.done("savepoint", self.name, "--json", *options).json["checkpoint"])
+
+    def ended_by_savepoint(self, *options: str) -> int:
+        with self.running("--num-retained", "1", *options) as run:
+            number = self.taken("--stop")
+            assert run.wait() == 0
+        return number
+
+    def exported(self, folder: Path) -> str:
+        """The URL of an export of the newest checkpoint; the pipeline does not run."""
+        folder.mkdir(exist_ok=True)
+        return str(self.command.done("savepoint", self.name, "--to", f"file://{folder}", "--json").json["url"])
+
+    def reset(self) -> None:
+        self.command.done("reset", self.name, "--yes", "--force")
 
     def begun_elsewhere(self) -> Callable[[], Outcome]:
         """A run has begun on `other-host`. What is returned has it write a heartbeat, and raises `Fenced` if it was."""
-        config = ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers})
-        topic = find_topic(config.confluent(), self.name)
-        log, requests = DecisionLog(self.name, topic, SystemClock()), LogRequests(config, topic)
+        topic = find_topic(self.config.confluent(), self.name)
+        log, requests = DecisionLog(self.name, topic, SystemClock()), LogRequests(self.config, topic)
         drive(log.open(), requests)
         drive(log.begin("other-host", 1), requests)
         return lambda: drive(log.heartbeat(), requests)
 
-    def said(self) -> str:
-        """What the newest of `running` has written on stderr."""
-        return self._said.read_text()
+    def history(self) -> History:
+        return read_history(self.config.confluent(), self.name)
 
-    @property
-    def _said(self) -> Path:
-        return self.command.folder / "run.err"
+    def lives(self) -> bool:
+        """Whether there is a run that may be asked for something."""
+        with suppress(TopicError):
+            return living_run(self.history()) is not None
+        return False
+
+    def incarnation(self) -> Incarnation:
+        found = self.history().newest_incarnation
+        assert found is not None
+        return found
+
+    def newest(self) -> Manifest:
+        found = self.history().latest
+        assert found is not None
+        return found
+
+    def states(self, operator: str = "totals") -> dict[str, Any]:
+        shown = self.command.done("state", self.name, operator, "--json").out
+        return {each["key"]: each["state"] for each in map(json.loads, shown.splitlines())}
+
+    def holds_readers(self) -> bool:
+        """Whether the output has an open transaction: one that was ended until its markers are in all partitions."""
+        with closing(Topics(self.config)) as topics:
+            ends = [topics.end_offsets(f"{self.name}-totals", committed=each) for each in (True, False)]
+        return ends[0] != ends[1]
 
     def totals(self) -> list[bytes | None]:
-        """What is visible in the output, in no certain order."""
+        """What is visible in the output, in no certain order, once no transaction is open there."""
+        wait_until(lambda: not self.holds_readers())
+        return self.totals_now()
+
+    def totals_now(self) -> list[bytes | None]:
+        """What is visible while a transaction is open."""
         return [record.value for record in self.kafka.read_committed(f"{self.name}-totals")]
 
 
 @pytest.fixture
-def orders(command: Command, kafka: KafkaCluster, topic_name: str) -> Orders:
-    """A pipeline with 700 orders of 7 customers in two partitions; never run yet."""
+def orders(command: Command, kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> Orders:
+    """A pipeline with 700 orders of 7 customers in two partitions; never run yet.
+
+    A run that was killed counts as one that goes on for longer than any test takes: in half a minute, some do not end.
+    """
+    monkeypatch.setattr(history, "SILENCE_MS", LIMIT_S * 1000)
     kafka.create_topic(f"{topic_name}-orders", partitions=2)
     (command.folder / "orders.py").write_text(MODULE.format(name=topic_name))
-    environment = {**command.environment, "EXACTLYONCE_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
-    found = Orders(topic_name, kafka, Command(command.folder, environment))
+    monkeypatch.setenv("EXACTLYONCE_BOOTSTRAP_SERVERS", kafka.bootstrap_servers)
+    found = Orders(topic_name, kafka, command)
     found.write(700)
     return found
 
 
-Here = Callable[..., Ended]
+def files(folder: Path) -> list[Path]:
+    """All that lie there, at any depth."""
+    return sorted(each for each in folder.rglob("*") if each.is_file())
 
 
-@pytest.fixture
-def here(orders: Orders, capsys: pytest.CaptureFixture[str]) -> Here:
-    """The command on the cluster of `orders`, in this process, which has imported it: for what names no module."""
-
-    def called(*arguments: str) -> Ended:
-        capsys.readouterr()
-        code = main([*arguments, "--bootstrap-servers", orders.kafka.bootstrap_servers])
-        return Ended(code, *capsys.readouterr())
-
-    return called
+def by_customer(state: object) -> dict[str, object]:
+    return {f"c{number}": state for number in range(7)}

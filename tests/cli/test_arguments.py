@@ -15,7 +15,6 @@ from exactlyonce.pipeline.errors import ConfigError
 
 
 def test_every_option_reaches_the_engine() -> None:
-    """Each option of `run` sets what it says, and the engine takes all of them."""
     line = (
         "run orders:make --param region=eu --param year=2013 --bootstrap-servers h:9092 --parallelism 2 --until latest "
         "--checkpoint-interval 500ms --checkpoint-timeout 2m --min-pause 10ms --max-concurrent 2 --tolerable-failed 3 "
@@ -37,7 +36,6 @@ def test_every_option_reaches_the_engine() -> None:
 
 @pytest.mark.parametrize("command", ["backfill", "catch-up"])
 def test_every_option_of_a_command_on_spark_reaches_the_engine(command: str) -> None:
-    """Each option that is about checkpoints and the cluster sets what it says."""
     line = (
         f"{command} orders:pipeline --bootstrap-servers h:9092 --parallelism 2 --num-retained 5 "
         "--store-timeout 20m --transaction-timeout 10m --checkpoint-partitions 9 --accept-loss 12 --repair halt "
@@ -51,13 +49,11 @@ def test_every_option_of_a_command_on_spark_reaches_the_engine(command: str) -> 
 
 
 def test_defaults_are_the_engines() -> None:
-    """What is not given is left to the engine."""
     args = parser().parse_args(["run", "orders:pipeline", "--bootstrap-servers", "h:1"])
     assert options_from(run.settings(args)) == options_from({"bootstrap_servers": "h:1"})
 
 
 def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
-    """The command line wins over the file of --config, setting by setting."""
     (tmp_path / "c.toml").write_text(
         '[run]\nparallelism = 4\nuntil = "latest"\n'
         '[kafka]\n"bootstrap.servers" = "file:1"\n"linger.ms" = 5\n"client.id" = 1\n'
@@ -69,7 +65,6 @@ def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
 
 
 def test_client_of_the_other_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`checkpoints` and `reset` find the cluster as `run` does: by option, then file, then environment."""
     monkeypatch.setenv("EXACTLYONCE_BOOTSTRAP_SERVERS", "environment:1")
     (tmp_path / "c.toml").write_text('[kafka]\n"bootstrap.servers" = "file:1"\n')
     in_file = ["--config", str(tmp_path / "c.toml")]
@@ -88,7 +83,6 @@ NAMING = [["reset"], ["checkpoints"], ["transactions", "list"], ["transactions",
 def test_a_pipeline_is_named_by_the_function_that_makes_it(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its parameters, as it was run, or by its name alone, which takes none."""
     (tmp_path / "named.py").write_text(
         "from exactlyonce import Pipeline\n\n\ndef make(region: str) -> Pipeline:\n"
         '    return Pipeline(f"orders-{region}")\n'
@@ -100,18 +94,21 @@ def test_a_pipeline_is_named_by_the_function_that_makes_it(
         pipeline_name(parser().parse_args([*command, "orders-eu", "--param", "region=eu"]))
 
 
-def test_restart_strategy() -> None:
-    """A strategy stands alone or with its options behind a colon."""
-    assert run.restart("none") == {"strategy": "none"}
-    assert run.restart("failure_rate:failures=2,window=1m,delay=1s") == {
-        "strategy": "failure_rate",
-        "failures": "2",
-        "window": "1m",
-        "delay": "1s",
-    }
-
-
-def test_a_command_to_go_on_with_names_parameters_only() -> None:
-    """The value of one may be a secret, and what is printed is kept in logs."""
-    args = parser().parse_args(["backfill", "orders:make", "--param", "dsn=postgres://u:secret@h/db"])
-    assert named(args) == "orders:make --param dsn=..."
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("region=eu", "region=eu"),
+        ("region=eu west", "'region=eu west'"),
+        ("minimum=10", "minimum=10"),
+        ("dsn=env:ORDERS_DSN", "dsn=env:ORDERS_DSN"),
+        ("dsn=postgres://u:secret@h/db", "dsn=..."),
+        ("target=postgres://u:secret@h/db", "target=..."),
+        ("api_token=short", "api_token=..."),
+        ("DB_PASSWORD=short", "DB_PASSWORD=..."),
+        ("x=0123456789abcdef0123456789abcdef", "x=..."),
+    ],
+)
+def test_a_command_to_go_on_with(given: str, shown: str) -> None:
+    """It can be pasted as it is, but for a value that may be a secret, for what is printed is kept in logs."""
+    args = parser().parse_args(["backfill", "orders:make", "--param", given])
+    assert named(args) == f"orders:make --param {shown}"

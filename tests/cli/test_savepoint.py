@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -13,27 +14,24 @@ import msgspec
 import pytest
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.cli import asking
 from exactlyonce.cli.commands import savepoint
 from exactlyonce.cli.commands.savepoint import _newest
+from exactlyonce.cli.commands.savepoints import as_text
+from exactlyonce.cli.lines import new_namespace
 from exactlyonce.cli.main import parser
 from exactlyonce.pipeline.errors import ConfigError
+from tests.cli.conftest import manifest
 
 OF_THE_TOPIC = ["savepoint", "totals"]
 EXPORTED = [*OF_THE_TOPIC, "--to", "file:///backups"]
 
 
 def history(*, finalized: int) -> History:
-    """Checkpoints 0 and 1, of which those up to *finalized* are."""
-    first = Manifest(
-        pipeline="totals", checkpoint=0, incarnation=1, attempt=0, kind="initial", base=0, previous=0,
-        triggered_at_ms=0, completed_at_ms=0, fingerprint="", max_parallelism=128, parallelism=1, block_partitions=5,
-        block_end_offsets=(0,) * 5, written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
-    )  # fmt: skip
     found = History("totals")
     for number in (0, 1):
-        found.manifests[number] = msgspec.structs.replace(first, checkpoint=number)
+        found.manifests[number] = manifest(pipeline="totals", checkpoint=number, kind="initial")
         if number <= finalized:
             found.finalized[number] = Finalized(number, 1, 0, ())
     return found
@@ -50,7 +48,6 @@ def test_only_what_is_finalized_is_exported() -> None:
 
 @pytest.mark.parametrize("line", [OF_THE_TOPIC, [*EXPORTED, "--stop"], [*OF_THE_TOPIC, "--stop"]], ids=" ".join)
 def test_nobody_takes_one(line: list[str]) -> None:
-    """One that is to be kept, or to end a run, is refused with what the next run goes on from."""
     with pytest.raises(ConfigError, match=r"totals does not run.* goes on from checkpoint 1\."):
         _newest(history(finalized=1), parser().parse_args(line))
 
@@ -68,7 +65,7 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
             (asking, "living_run"): lambda history: object(),
             (asking, "savepoint"): lambda *args, **options: taken,
             (asking, "delete"): delete or Mock(),
-            (savepoint, "client"): lambda args: _Client(),
+            (savepoint, "client"): lambda args: SimpleNamespace(confluent=dict),
             (savepoint, "_contents"): lambda config, manifest: nullcontext(),
         }
         for (module, name), answer in answers.items():
@@ -88,7 +85,7 @@ def test_what_others_have_asked_for_stays(
 ) -> None:
     """Who exports a savepoint lets go of it in the topic, unless the run has taken it for others as well."""
     deleted: list[int] = []
-    taking(*requests, delete=lambda config, pipeline, checkpoint, timeout_ms: deleted.append(checkpoint))
+    taking(*requests, delete=lambda config, pipeline, checkpoint, timeout_ms, note: deleted.append(checkpoint))
     assert savepoint.savepoint(parser().parse_args(EXPORTED)) == 0
     shared = len(requests) > 1
     assert deleted == ([] if shared else [1])
@@ -126,7 +123,7 @@ def test_an_export_is_named_once_it_is_whole(
 
     taking("mine", delete=delete)
     with pytest.raises(KeyboardInterrupt):
-        savepoint.savepoint(parser().parse_args(line))
+        savepoint.savepoint(parser().parse_args(line, new_namespace()))
     assert "file:///backups/totals-1-1f2e3d4c" in shown[0]
     assert "savepoints delete totals 1`" in capsys.readouterr().err
 
@@ -135,7 +132,7 @@ def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a savepoint would be taken, and stay, at each try; a place that takes one is left as it was."""
-    monkeypatch.setattr(savepoint, "client", lambda args: _Client())
+    monkeypatch.setattr(savepoint, "client", lambda args: SimpleNamespace(confluent=dict))
     reached = RuntimeError("the run is looked for")
     monkeypatch.setattr("exactlyonce.checkpoint.store.log_reader.read_history", Mock(side_effect=reached))
     with pytest.raises(ConfigError, match="make the folder, or mount it"):
@@ -145,8 +142,25 @@ def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     assert not any(tmp_path.iterdir())
 
 
-class _Client:
-    """The settings of a client, of which nothing is asked."""
+def listed(number: int, partitions: int) -> Manifest:
+    offsets = [SourceOffset("orders", "shop.orders.v2", "id", each, 184_467_440 + each) for each in range(partitions)]
+    offsets.append(SourceOffset("rates", "exchange-rates", "id", 0, 5))
+    operators = tuple(OperatorSnapshot(each, 1, 3 << 29, ()) for each in ("totals", "names"))
+    return manifest(
+        checkpoint=number, kind="savepoint", completed_at_ms=1_000_113, offsets=tuple(offsets), operators=operators
+    )
 
-    def confluent(self) -> dict[str, Any]:
-        return {}
+
+def test_the_list_fits() -> None:
+    some = [listed(98_417, 12), listed(98_502, 12)]
+    header, *lines = as_text(some, {98_417}, 100)
+    assert header == "   id  state      completed            state size"
+    assert max(map(len, [header, *lines])) <= 100
+    rows = [line.split() for line in lines if line.startswith("98")]
+    assert [(row[0], row[1], *row[-2:]) for row in rows] == [
+        ("98417", "finalized", "3.0", "GB"), ("98502", "decided", "3.0", "GB"),
+    ]  # fmt: skip
+    shown = " ".join(lines).split()
+    for each in some[0].offsets:
+        assert shown.count(f"{each.topic}[{each.partition}]={each.offset}") == len(some)
+    assert [line.strip()[:14] for line in lines if "Sn of" in line] == ["Sn of orders  ", "Sn of rates   "] * 2

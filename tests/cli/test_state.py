@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -17,9 +17,7 @@ from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.schema import describe
 from exactlyonce.state.index import IndexHead
 from exactlyonce.state.state_type import StateType
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import Orders
+from tests.cli.conftest import Orders, by_customer
 
 
 class Pair(NamedTuple):
@@ -28,8 +26,6 @@ class Pair(NamedTuple):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A key, by names."""
-
     city: str
 
 
@@ -56,13 +52,11 @@ def test_decoded_by_schema() -> None:
 
 
 def test_type_text() -> None:
-    """Types are shown as a person would write them."""
     assert type_text(describe(dict[str, list[int] | None])) == "dict[str, list[int] | null]"
     assert type_text(describe(tuple[int, str])) == "tuple[int, str]"
 
 
 def test_dicts_by_tuples() -> None:
-    """A state whose keys JSON has no name for is shown whole, in a table and as a line: each key as its own JSON."""
     schema = describe(dict[tuple[str, int], list[int]])
     entry = KeptEntry(3, canonical_key("shop"), msgspec.msgpack.encode({("ann", 1): [4], ("bob", 2): []}), 1)
     head = IndexHead("totals", 41, 128, schema)
@@ -85,7 +79,6 @@ def test_states_of_an_older_version() -> None:
 
 
 def test_states_by_an_avro_schema() -> None:
-    """They are shown by the names of the schema, which is told in a few words."""
     schema = {"type": "record", "name": "Total", "fields": [{"name": "sum", "type": "long"}]}
     codec = AvroCodec(dict[str, int], schema)
     head = IndexHead("totals", 41, 128, StateType("totals", codec).schema)
@@ -96,7 +89,6 @@ def test_states_by_an_avro_schema() -> None:
 
 @pytest.mark.parametrize("limit", ["-1", "0", "two"])
 def test_limit_that_limits_nothing(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A limit is a number of keys; what is none is refused before anything is asked."""
     with pytest.raises(SystemExit, match="2"):
         main(["state", "p", "totals", f"--limit={limit}"])
     assert f"argument --limit: {limit!r}: write a whole number, 1 or more" in capsys.readouterr().err
@@ -104,37 +96,30 @@ def test_limit_that_limits_nothing(limit: str, capsys: pytest.CaptureFixture[str
 
 @pytest.mark.broker
 def test_after_a_run(orders: Orders) -> None:
-    """Operators, all keys, one key, and an older checkpoint, by name and by module."""
-    assert orders.command("run", "orders:pipeline", "--until", "latest").code == 0
-    listed = orders.command("state", orders.name)
-    assert listed.code == 0, listed.err
-    assert listed.out.splitlines()[-1].split()[::4] == ["totals", "int"]
+    orders.ran()
 
-    table = orders.command("state", "orders:pipeline", "totals").out.splitlines()
+    def shown(*arguments: str) -> list[str]:
+        return orders.command.done("state", orders.name, *arguments).out.splitlines()
+
+    assert shown()[-1].split()[::4] == ["totals", "int"]
+    table = orders.command.done("state", "orders:pipeline", "totals").out.splitlines()
     assert table[2].split() == ["group", "key", "state"]
     assert sorted(line.split()[1:] for line in table[3:]) == [[f'"c{number}"', "100"] for number in range(7)]
+    assert orders.states() == by_customer(100)
+    (one,) = shown("totals", "--key", "c3", "--json")
+    assert one in shown("totals", "--json")
+    assert shown("totals", "--limit", "2")[-1].startswith("and more")
+    assert shown("totals", "--key", "c9")[-1].endswith("This key has no state.")
 
-    lines = [json.loads(line) for line in orders.command("state", orders.name, "totals", "--json").out.splitlines()]
-    assert {each["key"]: each["state"] for each in lines} == {f"c{number}": 100 for number in range(7)}
-    (one,) = orders.command("state", orders.name, "totals", "--key", "c3", "--json").out.splitlines()
-    assert json.loads(one) in lines
-    assert orders.command("state", orders.name, "totals", "--limit", "2").out.splitlines()[-1].startswith("and more")
-    assert orders.command("state", orders.name, "totals", "--key", "c9").out.endswith("This key has no state.\n")
-
-    checkpoint = lines[0]["checkpoint"]
-    first = orders.command("state", orders.name, "totals", "--at", "0")
-    assert first.code == 2
-    assert "Checkpoint 0 has no state of an operator 'totals'" in first.err
-    wrong = orders.command("state", orders.name, "totals", "--at", "99")
-    assert wrong.code == 2
-    assert f"It has 0, {checkpoint}." in wrong.err or "It has 0, 1" in wrong.err
-    missing = orders.command("state", orders.name, "total")
-    assert missing.code == 2
-    assert "Its operators with state are: totals." in missing.err
+    for text, arguments in (
+        ("Checkpoint 0 has no state of an operator 'totals'", ("totals", "--at", "0")),
+        ("It has 0, 1", ("totals", "--at", "99")),
+        ("Its operators with state are: totals.", ("total",)),
+    ):
+        orders.command.refused(text, "state", orders.name, *arguments)
 
 
 def test_a_key_that_nobody_has() -> None:
-    """What is no value of JSON is a word, however many brackets it has; what is no UTF-8 is an error that says so."""
     assert len(keys_meant("[" * 3000)) == len(keys_meant("[" * 3000 + "]" * 3000)) == 1
     with pytest.raises(ConfigError, match="The key is no UTF-8"):
         keys_meant("\udcff")

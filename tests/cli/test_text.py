@@ -9,22 +9,6 @@ from exactlyonce.cli.commands import run
 
 
 def test_examples() -> None:
-    """The examples in the docstrings are true."""
     for module in (arguments, run, text):
         result = doctest.testmod(module)
         assert (result.failed, result.attempted > 0) == (0, True)
-
-
-def test_table_is_aligned() -> None:
-    """Columns begin, or end, at the same place in all lines, also when a cell is wider than its header."""
-    lines = text.table(["id", ">bytes", "state"], [["1", "1,000,000", "a"], ["1000", "5", "bb"]])
-    assert lines == ["id        bytes  state", "1     1,000,000  a", "1000          5  bb"]
-
-
-def test_long_lists_are_wrapped() -> None:
-    """A list is broken between its items only, and goes on below its beginning."""
-    offsets = " ".join(f"orders[{partition}]=100" for partition in range(20))
-    lines = text.labelled("Sn", offsets, 4, 60)
-    assert max(map(len, lines)) <= 60
-    assert {line[:6] for line in lines} == {"  Sn  ", "      "}
-    assert " ".join(line[6:] for line in lines) == offsets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
+from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
+from exactlyonce.connectors.kafka import kafka_protocol
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
@@ -17,8 +20,6 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
 class Cluster:
-    """The doings of a test at one cluster."""
-
     def __init__(self, bootstrap_servers: str) -> None:
         self.kafka = KafkaCluster(bootstrap_servers)
         self.config = ClientConfig({"bootstrap.servers": bootstrap_servers})
@@ -34,7 +35,8 @@ class Cluster:
     def producer(self, transactional_id: str, **settings: Any) -> Producer:
         """A producer that has taken the id, so that its state is Empty."""
         dotted = {name.replace("_", "."): value for name, value in settings.items()}
-        producer = Producer(self.config.confluent({"transactional.id": transactional_id, "log_level": 0, **dotted}))
+        ours = {"transactional.id": transactional_id, "transaction.timeout.ms": LIMIT_S * 1000, "log_level": 0}
+        producer = Producer(self.config.confluent({**ours, **dotted}))
         producer.list_topics(timeout=LIMIT_S)  # before init_transactions, which else waits half a second
         producer.init_transactions(LIMIT_S)
         self._writers.append(producer)
@@ -53,10 +55,14 @@ class Cluster:
             producer.produce(topic, value, partition=index % partitions)
         assert producer.flush(LIMIT_S) == 0
 
-    def committable(self, transactional_id: str) -> Committable:
-        """The open transaction of an id, as the coordinator of a checkpoint would note it."""
+    def state(self, transactional_id: str) -> TransactionState:
         state = self.transactions.describe([transactional_id])[transactional_id]
         assert state is not None
+        return state
+
+    def committable(self, transactional_id: str) -> Committable:
+        """The open transaction of an id, as the coordinator of a checkpoint would note it."""
+        state = self.state(transactional_id)
         written = tuple(
             Written(each.topic, each.partition, each.transaction_start_offset, each.last_sequence + 1)
             for each in self.transactions.producers(state.partitions)
@@ -64,22 +70,20 @@ class Cluster:
             if each.transaction_start_offset is not None
         )
         return Committable(
-            transactional_id=transactional_id,
-            producer_id=state.producer_id,
-            epoch=state.epoch,
-            transaction_version=self.transactions.transaction_version(),
-            cluster_id=self.transactions.cluster_id(),
-            sink="sink",
-            subtask=0,
-            checkpoint=1,
-            written=tuple(sorted(written, key=lambda each: each.partition)),
+            transactional_id=transactional_id, producer_id=state.producer_id, epoch=state.epoch, sink="sink", subtask=0,
+            transaction_version=self.transactions.transaction_version(), cluster_id=self.transactions.cluster_id(),
+            checkpoint=1, written=tuple(sorted(written, key=lambda each: each.partition)),
+        )  # fmt: skip
+
+    def settle(self, topic: str) -> None:
+        """Wait until no transaction is open on the topic: an end is answered before its markers are written."""
+        self.wait_until(
+            lambda: self.topics.end_offsets(topic, committed=True) == self.topics.end_offsets(topic, committed=False)
         )
 
     def visible(self, topic: str) -> list[bytes]:
         """What a read_committed reader sees, sorted, once no transaction is open on the topic."""
-        self.wait_until(
-            lambda: self.topics.end_offsets(topic, committed=True) == self.topics.end_offsets(topic, committed=False)
-        )
+        self.settle(topic)
         return self.visible_now(topic)
 
     def visible_now(self, topic: str) -> list[bytes]:
@@ -112,6 +116,20 @@ class Cluster:
             time.sleep(0.01)
 
 
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where nobody listens, nor will."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last attempt of a question gets the time that it takes: else on a slow machine its error is that of time."""
+    monkeypatch.setattr(kafka_protocol, "ATTEMPT_LEAST_MS", LIMIT_S * 1000)
+
+
 @pytest.fixture(scope="session")
 def cluster_at() -> Callable[[str], Cluster]:
     """Makes a `Cluster` of the broker at an address; for tests with a broker of their own."""
@@ -120,7 +138,6 @@ def cluster_at() -> Callable[[str], Cluster]:
 
 @pytest.fixture
 def cluster(kafka: Any) -> Iterator[Cluster]:
-    """The session's broker."""
     cluster = Cluster(kafka.bootstrap_servers)
     yield cluster
     cluster.close()

@@ -16,7 +16,6 @@ sys.path[:0] = map(str, (HERE / "rig", TESTS / "engines", TESTS / "sinks" / "pos
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A broker behind a proxy, and a PostgreSQL that prepares transactions."""
     pytest.importorskip("psycopg")
     from matrix_servers import opened
 

@@ -37,18 +37,15 @@ BY_NAME = {cell.name: cell for cell in cells()}
 @pytest.mark.exhaustive(but=[SAMPLE[6]])
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_cell(name: str, servers: Any) -> None:
-    """What was fed is counted once, whatever the process that crashed or the request that was lost."""
     assert try_cell(BY_NAME[name], servers) > 0
 
 
 def is_there(shown: str) -> bool:
-    """A file, or a test in it."""
     file, _, test = shown.partition("::")
     return f"def {test}" in (TESTS.parent / file).read_text()
 
 
 def test_promises_are_counted_by_their_rows(table: Callable[..., list[dict[str, str]]]) -> None:
-    """Each that the report counts records for is one of the page, which names the same rows."""
     columns = ("promise", "what it rests on", "what shows it")
     shown = {row["promise"]: row["what shows it"] for row in table("docs/guarantees.md", *columns)}
     with_cells = {row.number for row in ROWS if row.ways}
@@ -58,7 +55,6 @@ def test_promises_are_counted_by_their_rows(table: Callable[..., list[dict[str, 
 
 
 def test_what_a_row_is_shown_by_as_well_is_there(table: Callable[..., list[dict[str, str]]]) -> None:
-    """Each test that the page names beside those of the rows, of a row that there is."""
     found = table("docs/guarantees.md", "row", "shown as well by")
     assert {int(each["row"]) for each in found} <= {row.number for row in ROWS}
     named = [name for each in found for name in re.findall(r"`(tests/[^`]+)`", each["shown as well by"])]
@@ -67,7 +63,6 @@ def test_what_a_row_is_shown_by_as_well_is_there(table: Callable[..., list[dict[
 
 
 def test_every_row_is_shown() -> None:
-    """By cells, or by tests that there are; and no two cells are alike."""
     assert [row.number for row in ROWS] == list(range(1, 45))
     for row in ROWS:
         assert row.ways or row.tests, row
@@ -84,13 +79,10 @@ def test_every_failpoint_of_a_run_is_in_a_row() -> None:
 
 
 def numbers(cell: str) -> set[int]:
-    """Of rows."""
     return {int(each) for each in re.findall(r"\d+", cell)}
 
 
 def test_what_is_left_out_is_listed_with_the_reason(table: Callable[..., list[dict[str, str]]]) -> None:
-    """The page of guarantees has each row in which no process is killed, once, and every choice that some way of a row
-    is not crossed with."""
     page = "docs/guarantees.md"
     without = table(page, "rows", "why no process is killed in them")
     listed = sorted(number for row in without for number in numbers(row["rows"]))
@@ -115,5 +107,4 @@ def test_what_is_left_out_is_listed_with_the_reason(table: Callable[..., list[di
 
 
 def test_a_cell_is_written_as_it_is_named() -> None:
-    """So that one can be asked for again."""
     assert Cell(2, "worker-barrier", "kill", "diamond", "both", 2, "unaligned").name == SAMPLE[0]

@@ -19,15 +19,12 @@ pytestmark = pytest.mark.docker
 
 @pytest.fixture(scope="module")
 def mysql() -> Iterator[ContainedMySQL]:
-    """A server, which asks for TLS of whoever has a password."""
     environment = {"MYSQL_ROOT_PASSWORD": PASSWORD, "MYSQL_ROOT_HOST": "%"}
     with contained(os.environ["MYSQL_IMAGE"], partial(ContainedMySQL, secured=True), **environment) as server:
         yield server
 
 
 class OnMySQLItself(OnMySQL):
-    """Its database is empty."""
-
     secret = PASSWORD
 
     @pytest.fixture(autouse=True)

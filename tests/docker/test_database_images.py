@@ -23,21 +23,17 @@ Image = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def postgres(image: Image) -> Iterator[ContainedPostgres]:
-    """The image of docker/postgres."""
     with contained(image("postgres"), ContainedPostgres) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def mariadb(image: Image) -> Iterator[ContainedMySQL]:
-    """The image of docker/mariadb."""
     with contained(image("mariadb"), ContainedMySQL) as server:
         yield server
 
 
 class TestPostgres(OnPostgres):
-    """Rows are added to a table."""
-
     secret = PASSWORD
 
     @pytest.fixture(autouse=True)
@@ -48,8 +44,6 @@ class TestPostgres(OnPostgres):
 
 
 class TestMariaDB(OnMySQL):
-    """Rows replace those with their key."""
-
     mode = "upsert"
     keyed = True
     secret = PASSWORD

@@ -30,7 +30,6 @@ def damage(kafka: OwnCluster, topic: str, partition: int, marker: bytes, *, know
 
 
 def _correct(content: bytearray, place: int) -> None:
-    """Give the batch that holds *place* the checksum of what it holds now."""
     start = 0
     while True:
         end = start + 12 + int.from_bytes(content[start + _LENGTH : start + _LENGTH + 4], "big")

@@ -22,8 +22,6 @@ PRODUCE, END_TXN = 0, 26
 
 
 class Fate(Enum):
-    """Of a request."""
-
     REQUEST_LOST = "request lost"
     ANSWER_LOST = "answer lost"
     ANSWER_LATE = "answer late"
@@ -48,7 +46,6 @@ class Fault:
     """A late one has been handed to the broker, or a late answer to the client."""
 
     def fits(self, frame: bytes) -> bool:
-        """Whether it is met by the request."""
         (api,) = struct.unpack_from(">h", frame)
         return api == self.api and self.holding in frame and (self.lacking is None or self.lacking not in frame)
 
@@ -68,29 +65,24 @@ class KafkaProxy:
 
     @property
     def bootstrap_servers(self) -> str:
-        """Its address."""
         return f"127.0.0.1:{self.port}"
 
     def arm(self, fault: Fault) -> Fault:
-        """Let it be met."""
         with self._lock:
             self._faults.append(fault)
         return fault
 
     def disarm(self, fault: Fault) -> None:
-        """Nobody meets it any more."""
         fault.released.set()
         with self._lock:
             self._faults = [each for each in self._faults if each is not fault]
 
     def heal(self) -> None:
-        """Nothing is met any more, and everybody gets through."""
         with self._lock:
             self._faults.clear()
         self._dark = False
 
     def close(self) -> None:
-        """Accept nobody any more."""
         self._server.close()
         self._cut_all()
 
@@ -166,7 +158,6 @@ class KafkaProxy:
 
 
 def proxied_broker(folder: Path) -> tuple[KafkaProxy, EmbeddedBroker]:
-    """A proxy, and behind it a broker that clients reach through it only."""
     proxy = KafkaProxy()
     settings = {"advertised.listeners": f"PLAINTEXT://{proxy.bootstrap_servers}"}
     broker = EmbeddedBroker(folder, port=0, settings=settings, lifetime="process")
@@ -182,7 +173,6 @@ def _cut(connection: socket.socket) -> None:
 
 
 def _frames(connection: socket.socket) -> Iterator[bytes]:
-    """The length-prefixed messages that arrive, until the connection ends."""
     with suppress(OSError), connection.makefile("rb") as stream:
         while len(head := stream.read(4)) == 4:
             yield stream.read(struct.unpack(">i", head)[0])

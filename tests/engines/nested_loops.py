@@ -8,8 +8,6 @@ from exactlyonce.sinks import KafkaSink
 
 
 class Order(msgspec.Struct):
-    """Unique by `id`."""
-
     id: int
 
 
@@ -25,18 +23,15 @@ class Round(msgspec.Struct):
 
 
 def begin(order: Order) -> Round:
-    """Before the first round."""
     return Round(order.id)
 
 
 def count_first(count: int | None, each: Round) -> tuple[int, Round]:
-    """In the outer loop."""
     total = (count or 0) + 1
     return total, msgspec.structs.replace(each, firsts=total)
 
 
 def count_second(count: int | None, each: Round) -> tuple[int, Round]:
-    """In the inner loop."""
     total = (count or 0) + 1
     return total, msgspec.structs.replace(each, seconds=total)
 
@@ -47,22 +42,18 @@ def rounds(id: int) -> tuple[int, int]:
 
 
 def goes_near(each: Round) -> bool:
-    """Whether it goes round the inner loop once more."""
     return each.inner < rounds(each.id)[1]
 
 
 def goes_far(each: Round) -> bool:
-    """Whether it goes round the outer loop once more."""
     return not goes_near(each) and each.outer < rounds(each.id)[0]
 
 
 def near(each: Round) -> Round:
-    """Round the inner loop."""
     return msgspec.structs.replace(each, inner=each.inner + 1)
 
 
 def far(each: Round) -> Round:
-    """Round the outer loop."""
     return msgspec.structs.replace(each, outer=each.outer + 1, inner=0)
 
 

@@ -8,92 +8,141 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from exactlyonce import Context, Emit, Output, Pipeline, Record
+from exactlyonce import Codec, Context, Emit, Output, Pipeline, Stream
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
 
 class Order(msgspec.Struct):
-    """Unique by `id`."""
-
     id: int
     customer: str
     total: int
 
 
 class Total(msgspec.Struct):
-    """The running total of a customer after order `id`."""
-
     id: int
     customer: str
     sum: int
 
 
 def add(total: int | None, order: Order) -> tuple[int, Total]:
-    """The running total."""
     total = (total or 0) + order.total
     return total, Total(order.id, order.customer, total)
 
 
+Prepare = Callable[[Stream[Order]], Stream[Order]]
+Fold = Callable[[int | None, Order], tuple[int, Total]]
+
+
+def _by_customer(total: Total) -> str:
+    return total.customer
+
+
+def _customer(order: Order) -> str:
+    return order.customer
+
+
+def _totals(
+    name: str,
+    prepare: Prepare = lambda orders: orders,
+    fold: Fold = add,
+    *,
+    operator: str = "totals",
+    partitioned: bool = False,
+    on_error: Literal["fail", "skip"] = "fail",
+    create_partitions: int | None = 4,
+) -> Pipeline:
+    """Topic NAME-in, as *prepare* leaves it, through a running total to NAME-out."""
+    pipeline = Pipeline(name)
+    orders = prepare(pipeline.source("orders", KafkaSource(f"{name}-in", value=Order, on_error=on_error)))
+    keyed = orders.key_by(lambda order: order.customer, partitioned=partitioned)
+    sink = KafkaSink[Total](f"{name}-out", key=_by_customer, create_partitions=create_partitions)
+    keyed.stateful_map(operator, fold).sink("out", sink)
+    return pipeline
+
+
+def _slowly(pause_s: float) -> Fold:
+    def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
+        time.sleep(pause_s)  # a slow user function
+        return add(total, order)
+
+    return add_slowly
+
+
 def linear(name: str) -> Pipeline:
     """Topic NAME-in through a running total to NAME-out."""
+    return _totals(name, lambda orders: orders.filter(lambda order: order.total > 0))
+
+
+def strict(name: str) -> Pipeline:
+    return _totals(name, create_partitions=None)
+
+
+def skipping(name: str) -> Pipeline:
+    return _totals(name, on_error="skip")
+
+
+def registered(name: str, away: str) -> Pipeline:
+    """A copy that skips what does not decode, by a codec that asks a registry: it is away while file *away* exists."""
+
+    def decode(data: bytes) -> Order:
+        if Path(away).exists():
+            raise ConnectionRefusedError("no registry today")
+        return msgspec.json.decode(data, type=Order)
+
     pipeline = Pipeline(name)
-    (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .filter(lambda order: order.total > 0)
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add)
-        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    )
+    codec = Codec("registered", Order, encode=msgspec.json.encode, decode=decode)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=codec, on_error="skip"))
+    orders.sink("out", KafkaSink(f"{name}-copies"))
     return pipeline
 
 
-def diamond(name: str) -> Pipeline:
-    """Two inputs united, a running total into one sink, every order into another."""
+def tallied(name: str, code: Literal["before", "after", "counting"]) -> Pipeline:
+    """A sum for each customer. Code *after* the one *before* knows a count too, and *counting* code changes it."""
+    count = [("count", int, 0)] if code != "before" else []
+    tally: Any = msgspec.defstruct("Tally", [("sum", int), *count])
+
+    def fold(state: Any, order: Order) -> tuple[Any, Total]:
+        sum = (state.sum if state else 0) + order.total
+        return tally(sum, *([1] if code == "counting" else [])), Total(order.id, order.customer, sum)
+
     pipeline = Pipeline(name)
-    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order)).union(
-        pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
-    )
-    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
-    (
-        orders.key_by(lambda order: order.customer)
-        .stateful_map("totals", add)
-        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    )
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    totals = orders.key_by(_customer).stateful_map("totals", fold, state=tally, output=Total)
+    totals.sink("out", KafkaSink(f"{name}-out", create_partitions=1))
     return pipeline
 
 
-def passing(name: str) -> Pipeline:
-    """No state: topic NAME-in to NAME-out, record by record."""
-    pipeline = Pipeline(name)
-    (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=bytes, metadata=True))
-        .map(lambda record: record, output=Record[bytes])
-        .sink("out", KafkaSink(f"{name}-out"))
-    )
-    return pipeline
+def renamed(name: str) -> Pipeline:
+    return _totals(name, operator="sums")
+
+
+def partitioned(name: str) -> Pipeline:
+    """`linear` without a shuffle: the input is partitioned by customer already."""
+    return _totals(name, partitioned=True)
+
+
+def raising(name: str) -> Pipeline:
+    def fail(total: int | None, order: Order) -> tuple[int, Total]:
+        return add(total, order) if order.id != 42 else (1 // 0, Total(0, "", 0))
+
+    return _totals(name, fold=fail)
 
 
 def slow(name: str, pause_ms: int) -> Pipeline:
-    """`linear`, with a pause at every record, so that a run lasts."""
-    pipeline = Pipeline(name)
-
     def waited(order: Order) -> Order:
         time.sleep(pause_ms / 1000)  # a slow user function
         return order
 
-    (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .map(waited)
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add)
-        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    )
-    return pipeline
+    return _totals(name, lambda orders: orders.map(waited))
+
+
+def slow_behind_a_shuffle(name: str, pause_ms: int) -> Pipeline:
+    return _totals(name, fold=_slowly(pause_ms / 1000))
 
 
 def stopper(folder: str) -> Callable[[Order], Order]:
@@ -112,16 +161,7 @@ def stopper(folder: str) -> Callable[[Order], Order]:
 
 
 def stopping(name: str, folder: str) -> Pipeline:
-    """`linear`, in which workers stop; see `stopper`."""
-    pipeline = Pipeline(name)
-    (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .map(stopper(folder))
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add)
-        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    )
-    return pipeline
+    return _totals(name, lambda orders: orders.map(stopper(folder)))
 
 
 def gated(name: str, folder: str) -> Pipeline:
@@ -139,12 +179,47 @@ def gated(name: str, folder: str) -> Pipeline:
         (places / f"counted-{order.id}").touch()
         return add(total, order)
 
+    return _totals(name, lambda orders: orders.map(gate), counted)
+
+
+def stuck(name: str, folder: str) -> Pipeline:
+    """`linear`, whose map waits at order 100 for as long as there is a file FOLDER/wait."""
+
+    def wait(order: Order) -> Order:
+        while order.id == 100 and (Path(folder) / "wait").exists():
+            time.sleep(0.05)  # a call that does not come back
+        return order
+
+    return _totals(name, lambda orders: orders.map(wait, id="enrich"))
+
+
+class Hanging:
+    """An operator whose `open` does not return while there is a file FOLDER/wait; worker 1 alone if there are two."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def open(self, context: Context) -> None:
+        while context.subtask == context.parallelism - 1 and (self.folder / "wait").exists():
+            time.sleep(0.05)  # a server that does not answer
+
+    def __call__(self, order: Order) -> Order:
+        return order
+
+
+def hanging(name: str, folder: str) -> Pipeline:
+    return _totals(name, lambda orders: orders.map(partial(Hanging, folder), id="enrich"))
+
+
+def diamond(name: str) -> Pipeline:
     pipeline = Pipeline(name)
+    orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order)).union(
+        pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
+    )
+    orders.sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
     (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .map(gate)
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", counted)
+        orders.key_by(lambda order: order.customer)
+        .stateful_map("totals", add)
         .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
     )
     return pipeline
@@ -176,79 +251,45 @@ def cyclic(name: str, keep: int) -> Pipeline:
     return pipeline
 
 
-def _totals(name: str, source: KafkaSource[Order], sink: KafkaSink[Total], operator: str = "totals") -> Pipeline:
-    pipeline = Pipeline(name)
-    pipeline.source("orders", source).key_by(lambda order: order.customer).stateful_map(operator, add).sink("out", sink)
-    return pipeline
-
-
-def strict(name: str) -> Pipeline:
-    """`linear`, whose output topic must exist."""
-    return _totals(name, KafkaSource(f"{name}-in", value=Order), KafkaSink(f"{name}-out", create_partitions=None))
-
-
-def skipping(name: str) -> Pipeline:
-    """`linear`, skipping what does not decode."""
-    return _totals(name, KafkaSource(f"{name}-in", value=Order, on_error="skip"), KafkaSink(f"{name}-out"))
-
-
-def renamed(name: str) -> Pipeline:
-    """`linear`, its stateful operator under another id."""
-    return _totals(name, KafkaSource(f"{name}-in", value=Order), KafkaSink(f"{name}-out"), "sums")
-
-
 def grown(name: str) -> Pipeline:
-    """`linear`, and a second operator with state, which writes to NAME-count."""
     pipeline = Pipeline(name)
     keyed = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order)).key_by(lambda order: order.customer)
-    keyed.stateful_map("totals", add).sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    keyed.stateful_map("totals", add).sink("out", KafkaSink(f"{name}-out", key=_by_customer))
     keyed.stateful_map("count", lambda n, _: ((n or 0) + 1,) * 2, state=int, output=int).sink(
         "count-out", KafkaSink(f"{name}-count")
     )
     return pipeline
 
 
-def raising(name: str) -> Pipeline:
-    """`linear`, failing at order 42."""
+def _copied(name: str, function: Any, **options: Any) -> Pipeline:
     pipeline = Pipeline(name)
-
-    def fail(total: int | None, order: Order) -> tuple[int, Total]:
-        return add(total, order) if order.id != 42 else (1 // 0, Total(0, "", 0))
-
-    (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", fail)
-        .sink("out", KafkaSink(f"{name}-out"))
-    )
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    orders.map(function, **options).sink("out", KafkaSink(f"{name}-out"))
     return pipeline
 
 
 def exiting(name: str) -> Pipeline:
-    """A copy by a function that ends its process at order 42."""
-    pipeline = Pipeline(name)
+    return _copied(name, lambda order: order if order.id != 42 else sys.exit("enough"), id="copy", output=Order)
 
-    def leave(order: Order) -> Order:
-        return order if order.id != 42 else sys.exit("enough")
 
-    (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .map(leave, id="copy")
-        .sink("out", KafkaSink(f"{name}-out"))
-    )
-    return pipeline
+class Unopened:
+    def open(self, context: Context) -> None:
+        raise OSError("no database today")
+
+    def __call__(self, order: Order) -> Order:
+        return order
+
+
+def unopened(name: str) -> Pipeline:
+    return _copied(name, Unopened, id="enrich", output=Order)
 
 
 class Tagged(msgspec.Struct):
-    """An order with what a resource says of it."""
-
     id: int
     tag: str
 
 
 class Tagger:
-    """An operator with a resource: a file that says when it was opened and closed."""
-
     def __init__(self, log: str) -> None:
         self.log = Path(log)
 
@@ -267,8 +308,6 @@ class Tagger:
 
 
 class Pair(msgspec.Struct):
-    """The largest order of a customer so far."""
-
     customer: str
     largest: int
 
@@ -277,7 +316,6 @@ LATE = Output("late", Order)
 
 
 def split(order: Order, emit: Emit[Order]) -> None:
-    """Odd ids to the side output."""
     if order.id % 2:
         emit(order, LATE)
     else:
@@ -291,7 +329,6 @@ def twice(count: int | None, order: Order) -> tuple[int | None, list[str]]:
 
 
 def everything(name: str, log: str) -> Pipeline:
-    """Every kind of operator, several sources and sinks."""
     pipeline = Pipeline(name)
     seen: list[int] = []
     records = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order, key=str, metadata=True))
@@ -326,35 +363,6 @@ def starting(name: str, start: str) -> Pipeline:
     return pipeline
 
 
-def partitioned(name: str) -> Pipeline:
-    """`linear` without a shuffle: the input is partitioned by customer already."""
-    pipeline = Pipeline(name)
-    (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .key_by(lambda order: order.customer, partitioned=True)
-        .stateful_map("totals", add)
-        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    )
-    return pipeline
-
-
-def slow_behind_a_shuffle(name: str, pause_ms: int) -> Pipeline:
-    """`linear`, with a pause at every record where the state is kept."""
-    pipeline = Pipeline(name)
-
-    def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
-        time.sleep(pause_ms / 1000)  # a slow user function
-        return add(total, order)
-
-    (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add_slowly)
-        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    )
-    return pipeline
-
-
 def two_shuffles(name: str, pause_ms: int) -> Pipeline:
     """NAME-in and NAME-more united, dealt by id, then by customer to a running total with a pause at every record."""
     pipeline = Pipeline(name)
@@ -362,20 +370,11 @@ def two_shuffles(name: str, pause_ms: int) -> Pipeline:
     def passed(count: int | None, order: Order) -> tuple[int, Order]:
         return (count or 0) + 1, order
 
-    def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
-        time.sleep(pause_ms / 1000)  # a slow user function
-        return add(total, order)
-
     left = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
     right = pipeline.source("right", KafkaSource(f"{name}-more", value=Order))
-    (
-        left.union(right)
-        .key_by(lambda order: order.id % 7)
-        .stateful_map("passed", passed)
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add_slowly)
-        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    )
+    dealt = left.union(right).key_by(lambda order: order.id % 7).stateful_map("passed", passed)
+    totals = dealt.key_by(lambda order: order.customer).stateful_map("totals", _slowly(pause_ms / 1000))
+    totals.sink("out", KafkaSink(f"{name}-out", key=_by_customer))
     return pipeline
 
 
@@ -383,64 +382,14 @@ def parting(name: str, pause_ms: int) -> Pipeline:
     """NAME-in parts, is dealt by customer on both ways, and meets again behind a running total on one of them."""
     pipeline = Pipeline(name)
 
-    def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
-        time.sleep(pause_ms / 1000)  # a slow user function
-        return add(total, order)
-
     def seen(count: int | None, order: Order) -> tuple[int, Total]:
         return (count or 0) + 1, Total(order.id, f"seen {order.customer}", (count or 0) + 1)
 
     orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", add_slowly)
+    totals = orders.key_by(lambda order: order.customer).stateful_map("totals", _slowly(pause_ms / 1000))
     counts = orders.key_by(lambda order: order.customer).stateful_map("counts", seen)
-    totals.sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    totals.union(counts).sink("both", KafkaSink(f"{name}-both", key=lambda total: total.customer))
-    return pipeline
-
-
-def stuck(name: str, folder: str) -> Pipeline:
-    """`linear`, whose map waits at order 100 for as long as there is a file FOLDER/wait."""
-    pipeline = Pipeline(name)
-
-    def wait(order: Order) -> Order:
-        while order.id == 100 and (Path(folder) / "wait").exists():
-            time.sleep(0.05)  # a call that does not come back
-        return order
-
-    (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .map(wait, id="enrich")
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add)
-        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    )
-    return pipeline
-
-
-class Hanging:
-    """An operator whose `open` does not return while there is a file FOLDER/wait; worker 1 alone if there are two."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-
-    def open(self, context: Context) -> None:
-        while context.subtask == context.parallelism - 1 and (self.folder / "wait").exists():
-            time.sleep(0.05)  # a server that does not answer
-
-    def __call__(self, order: Order) -> Order:
-        return order
-
-
-def hanging(name: str, folder: str) -> Pipeline:
-    """`linear`, with a `Hanging` in it."""
-    pipeline = Pipeline(name)
-    (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .map(partial(Hanging, folder), id="enrich")
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add)
-        .sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
-    )
+    totals.sink("out", KafkaSink(f"{name}-out", key=_by_customer))
+    totals.union(counts).sink("both", KafkaSink(f"{name}-both", key=_by_customer))
     return pipeline
 
 
@@ -448,49 +397,21 @@ def slices(name: str) -> Pipeline:
     """Slow operators behind a shuffle, so that frames are taken in slices, whose limits decide the order of the output:
     a stream parts and meets itself again."""
     pipeline = Pipeline(name)
-
-    def add_slowly(total: int | None, order: Order) -> tuple[int, Total]:
-        time.sleep(0.004)  # a slow user function
-        return add(total, order)
-
-    totals = (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .union(pipeline.source("more", KafkaSource(f"{name}-more", value=Order)))
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add_slowly)
+    left = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    keyed = left.union(pipeline.source("more", KafkaSource(f"{name}-more", value=Order))).key_by(
+        lambda order: order.customer
     )
+    totals = keyed.stateful_map("totals", _slowly(0.004))
     copies = totals.map(lambda total: Total(-total.id, total.customer, total.sum), output=Total)
-    totals.union(copies).sink("out", KafkaSink(f"{name}-out", key=lambda total: total.customer))
+    totals.union(copies).sink("out", KafkaSink(f"{name}-out", key=_by_customer))
     return pipeline
 
 
 def enriched(name: str) -> Pipeline:
-    """The orders, united with what comes of them behind a shuffle."""
     pipeline = Pipeline(name)
     read = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
     counted = read.key_by(lambda order: order.customer).stateful_map("totals", add)
     read.map(lambda order: Total(order.id, order.customer, order.total), output=Total).union(counted).sink(
         "out", KafkaSink(f"{name}-out")
-    )
-    return pipeline
-
-
-class Unopened:
-    """An operator that needs what is not there."""
-
-    def open(self, context: Context) -> None:
-        raise OSError("no database today")
-
-    def __call__(self, order: Order) -> Order:
-        return order
-
-
-def unopened(name: str) -> Pipeline:
-    """A copy, by an operator that cannot be opened."""
-    pipeline = Pipeline(name)
-    (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .map(Unopened, id="enrich", output=Order)
-        .sink("out", KafkaSink(f"{name}-out"))
     )
     return pipeline

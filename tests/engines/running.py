@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import queue
@@ -10,20 +11,27 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import chdir, contextmanager, redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from waiting import until
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.cli.main import main
+from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, Committed, KafkaCluster
 
 HERE = Path(__file__).parent
-QUICK = ("--checkpoint-interval", "200ms")
+QUICK = ("--checkpoint-interval", "200ms", "--stop-timeout", "10m")
+MARKERS_S = 60
+"""How long a commit that was answered may take to be visible: its markers are written after the answer."""
+Fed = list[tuple[str, str]]
 
 
 class Run:
-    """`exactlyonce run` as a process."""
-
     def __init__(self, servers: str, target: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, "-m", "exactlyonce.cli.main", "run", target, "--bootstrap-servers", servers]
         self.process = subprocess.Popen(
@@ -53,21 +61,19 @@ class Run:
             self._fresh.put(event)
 
     def await_event(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The next event that is wanted."""
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             try:
                 event = self._fresh.get(timeout=0.2)
             except queue.Empty:
                 if self.process.poll() is not None and self._fresh.empty():
-                    raise AssertionError(f"the run ended with {self.process.returncode}: {self.text[-5:]}") from None
+                    raise AssertionError(f"the run ended with {self.process.returncode}: {self.said[-500:]}") from None
                 continue
             if wanted(event):
                 return event
         raise AssertionError(f"no such event came; the last were {self.events[-3:]}")
 
     def await_step(self, step: str) -> dict[str, Any]:
-        """The next time the protocol takes *step*."""
         return self.await_event(lambda event: event.get("step") == step)
 
     def await_checkpoint(self) -> dict[str, Any]:
@@ -75,7 +81,6 @@ class Run:
         return self.await_event(lambda event: event["event"] == "checkpoint" and event["records_committed"] > 0)
 
     def wait(self) -> int:
-        """The exit code."""
         code = self.process.wait(LIMIT_S)
         self._reader.join(10)
         return code
@@ -87,8 +92,7 @@ class Run:
 
     @property
     def said(self) -> str:
-        """Everything that was for people."""
-        return "\n".join([*self.text, *(event["text"] for event in self.events if event["event"] == "note")])
+        return "\n".join([*self.text, *(event["text"] for event in self.events if "text" in event)])
 
 
 def orders(count: int, customers: int = 17, first: int = 0) -> list[tuple[str, str]]:
@@ -97,6 +101,105 @@ def orders(count: int, customers: int = 17, first: int = 0) -> list[tuple[str, s
         (str(i % 5), json.dumps({"id": i, "customer": f"c{i * 7 % customers}", "total": i % 90 + 1}))
         for i in range(first, first + count)
     ]
+
+
+class Ended(NamedTuple):
+    code: int
+    said: str
+
+
+def run_here(servers: str, target: str, *arguments: str) -> Ended:
+    """`exactlyonce run` within this process, which takes a fraction of the time of a process of its own."""
+    stderr = io.StringIO()
+    with chdir(HERE), redirect_stderr(stderr):
+        code = main(["run", target, "--bootstrap-servers", servers, "--json", "--verbose", *arguments])
+    said = []
+    for line in stderr.getvalue().splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            said.append(line)
+        else:
+            said += [event["text"]] if "text" in event else []
+    assert "Traceback" not in stderr.getvalue()
+    return Ended(code, "\n".join(said))
+
+
+@contextmanager
+def runs_of(kafka: KafkaCluster) -> Iterator[Callable[..., Run]]:
+    """`start("pipelines:linear", "--param", ...)` begins a run on the cluster; the end kills those that live."""
+    runs: list[Run] = []
+
+    def start(target: str, *arguments: str, **options: Any) -> Run:
+        runs.append(Run(options.pop("servers", kafka.bootstrap_servers), target, *arguments, **options))
+        return runs[-1]
+
+    yield start
+    for each in runs:
+        if each.process.poll() is None:
+            each.kill()
+
+
+class Job:
+    def __init__(
+        self, run: Callable[..., Run], kafka: KafkaCluster, name: str, target: str, *arguments: str, partitions: int = 3
+    ) -> None:
+        self.kafka, self.name, self._run = kafka, name, run
+        self._target = (target if ":" in target else f"pipelines:{target}", "--param", f"name={name}")
+        self._arguments = (*QUICK, *arguments)
+        self.topic = kafka.create_topic(f"{name}-in", partitions)
+        self.fed: Fed = []
+        self.incarnations: list[Run] = []
+
+    def feed(self, count: int, to: str = "in", customers: int = 17, partition: int = BY_KEY) -> Fed:
+        more = orders(count, customers, first=len(self.fed))
+        self.kafka.produce(f"{self.name}-{to}", more, partition)
+        self.fed += more
+        return more
+
+    def start(self, *arguments: str, target: str | None = None, **options: Any) -> Run:
+        first, *parameters = self._target
+        options.setdefault("servers", self.kafka.bootstrap_servers)
+        self.incarnations.append(self._run(target or first, *parameters, *self._arguments, *arguments, **options))
+        return self.incarnations[-1]
+
+    def finish(self, *arguments: str, code: int = 0, **options: Any) -> Run:
+        incarnation = self.start("--until", "latest", *arguments, **options)
+        assert incarnation.wait() == code, incarnation.said
+        return incarnation
+
+    def finish_here(self, *arguments: str, code: int = 0, target: str | None = None) -> str:
+        """Run to the end of what was fed, or to exit code *code*, within this process; what was said."""
+        first, *parameters = self._target
+        target = f"pipelines:{target}" if target else first
+        options = (*self._arguments, "--until", "latest", "--inline", *arguments)
+        ended = run_here(self.kafka.bootstrap_servers, target, *parameters, *options)
+        assert ended.code == code, ended.said
+        return ended.said
+
+    def history(self) -> History:
+        return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+
+    def assert_totals(self) -> None:
+        assert_totals(self.kafka, f"{self.name}-out", self.fed)
+
+    def assert_copies(self) -> None:
+        assert_copies(self.kafka, f"{self.name}-copies", self.fed)
+
+
+def stop(incarnation: Run) -> None:
+    incarnation.process.send_signal(signal.SIGTERM)
+    assert incarnation.wait() == 0, incarnation.said
+
+
+def workers_of(incarnation: Run) -> list[int]:
+    deployed = next(event for event in reversed(list(incarnation.events)) if event.get("step") == "deployed")
+    return list(deployed["workers"])
+
+
+def await_stopped(process: int) -> None:
+    """By a failpoint, whose action is "stop"."""
+    until(lambda: Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
 
 
 def abort_while_a_worker_sleeps(
@@ -108,16 +211,13 @@ def abort_while_a_worker_sleeps(
     A worker that falls asleep before its sink's next producers are ready is replaced, and no checkpoint is aborted:
     rare in a job that was idle."""
     fed: list[tuple[str, str]] = []
-    deadline = time.monotonic() + LIMIT_S
     while True:
         job.await_event(lambda event: event["event"] == "checkpoint" and event["records_committed"] == 0)  # it is idle
         marker = folder / str(first + len(fed) + 500)
         more = orders(1000, first=first + len(fed))
         kafka.produce(topic, more)
         fed += more
-        while not marker.exists():
-            assert time.monotonic() < deadline, job.said
-            time.sleep(0.01)
+        until(marker.exists, told=lambda: job.said)
         if _aborts(job, since_ms=marker.stat().st_mtime_ns // 1_000_000):
             os.kill(int(marker.read_text()), signal.SIGCONT)
             return fed
@@ -133,20 +233,41 @@ def _aborts(job: Run, since_ms: int) -> bool:
     return next(aborted for text, aborted in outcomes.items() if text in event["text"])
 
 
-def assert_totals(kafka: KafkaCluster, topic: str, fed: list[tuple[str, str]]) -> None:
+def visible(kafka: KafkaCluster, topic: str, count: int) -> list[Committed]:
+    """What readers of *topic* see, once it is *count* records; or fewer, if no more become visible in time."""
+    deadline = time.monotonic() + MARKERS_S
+    while len(found := kafka.read_committed(topic)) < count and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def ids_in(kafka: KafkaCluster, topic: str, count: int) -> list[int]:
+    return sorted(json.loads(record.value or b"")["id"] for record in visible(kafka, topic, count))
+
+
+def assert_totals(kafka: KafkaCluster, topic: str, fed: Fed) -> None:
+    assert_updates([json.loads(record.value or b"") for record in visible(kafka, topic, len(fed))], fed)
+
+
+def assert_updates(updates: list[dict[str, Any]], fed: Fed, where: str = "") -> None:
     """Each order gave one update, each customer's sums are those of its orders in the order of the updates."""
     given = {order["id"]: order for order in (json.loads(value) for _, value in fed)}
-    updates = [json.loads(record.value or b"") for record in kafka.read_committed(topic)]
-    seen = [update["id"] for update in updates]
-    missing, doubled = sorted(given.keys() - set(seen)), sorted(each for each in set(seen) if seen.count(each) > 1)
-    assert sorted(seen) == sorted(given), f"every order counts once: {missing} do not, {doubled} more than once"
+    assert_once([update["id"] for update in updates], fed, where)
     sums: dict[str, int] = defaultdict(int)
     for update in updates:
-        sums[update["customer"]] += given[update["id"]]["total"]
-        assert update["sum"] == sums[update["customer"]], f"the total of {update['customer']} at order {update['id']}"
+        customer = given[update["id"]]["customer"]
+        sums[customer] += given[update["id"]]["total"]
+        assert (update["customer"], update["sum"]) == (customer, sums[customer]), f"{where}: the total at {update}"
 
 
-def assert_copies(kafka: KafkaCluster, topic: str, fed: list[tuple[str, str]]) -> None:
-    """Each order came through once."""
-    ids = sorted(json.loads(record.value or b"")["id"] for record in kafka.read_committed(topic))
-    assert ids == sorted(json.loads(value)["id"] for _, value in fed)
+def assert_once(ids: Iterable[int], fed: Fed, where: str = "") -> None:
+    given, seen = {json.loads(value)["id"] for _, value in fed}, Counter(ids)
+    wrong = {
+        "missing": given - seen.keys(), "doubled": {id for id, times in seen.items() if times > 1},
+        "foreign": seen.keys() - given,
+    }  # fmt: skip
+    assert not any(wrong.values()), f"{where}: {wrong}"
+
+
+def assert_copies(kafka: KafkaCluster, topic: str, fed: Fed) -> None:
+    assert_once(ids_in(kafka, topic, len(fed)), fed, topic)

@@ -2,155 +2,91 @@
 
 from __future__ import annotations
 
+import io
 import json
 import resource
 import signal
 import socket
-import subprocess
-import sys
-from typing import Any
+from collections.abc import Callable
+from contextlib import chdir, redirect_stdout
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs hide some
-    NewPartitions,
-)
 from pipelines import linear
-from running import QUICK, Run, assert_totals, orders
+from running import HERE, QUICK, Ended, Job, run_here, stop, visible
+from test_input_topics import delete
+from waiting import succeeds, until
 
+from exactlyonce.checkpoint.records.manifest import RecordPlace
+from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.cli.main import main
 from exactlyonce.engines.local.workers import refuse_too_many
 from exactlyonce.engines.plan import plan
-from exactlyonce.pipeline.errors import INTERRUPTED, ConfigError
+from exactlyonce.pipeline.errors import INTERRUPTED, ConfigError, TopicError
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
 
 USER, RECORD, NO_BROKER, HALT = 2, 3, 4, 6
+JobOf = Callable[..., Job]
 
 
-def ended(run: Any, name: str, *arguments: str, target: str = "linear", **options: Any) -> tuple[int, str]:
-    """(exit code, what it said) of a bounded run."""
+def ended(servers: str, name: str, *arguments: str, target: str = "linear") -> Ended:
     bounded = ("--param", f"name={name}", "--until", "latest", *QUICK)
-    incarnation: Run = run(f"pipelines:{target}", *bounded, *arguments, **options)
-    code = incarnation.wait()
-    assert "Traceback" not in incarnation.said
-    return code, incarnation.said
+    return run_here(servers, f"pipelines:{target}", *bounded, *arguments)
 
 
-def test_no_broker(run: Any) -> None:
-    """Where nothing listens, the message names the address and what to do, and comes soon."""
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{unused.getsockname()[1]}"
-        code, said = ended(run, "nobody", servers=address)
-    assert code == NO_BROKER
+@pytest.mark.parametrize("listens", [False, True], ids=["nothing", "something else"])
+def test_no_broker(listens: bool) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        if listens:
+            other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        code, said = ended(address, "nobody", "--inline")
+    assert code == NO_BROKER, said
     assert address in said
     assert "exactlyonce broker start" in said or "bootstrap" in said
 
 
-@pytest.mark.exhaustive
-def test_the_port_of_something_else(run: Any) -> None:
-    """A port on which something else listens is no broker either."""
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        code, said = ended(run, "nobody", servers=f"127.0.0.1:{other.getsockname()[1]}")
-    assert code == NO_BROKER, said
+@pytest.mark.parametrize(
+    ("topics", "target", "arguments", "texts"),
+    [
+        ((), "linear", (), ("{}-in",)),
+        (("in",), "strict", (), ("{}-out", "create_partitions")),
+        (("in",), "linear", ("--transaction-timeout", "30s"), ("transaction_timeout", "120200 ms")),
+        (("in",), "linear", ("--transaction-timeout", "2h"), ("transaction.max.timeout.ms", "900000 ms")),
+    ],
+    ids=["no input topic", "no output topic", "below what restarts need", "above the broker's cap"],
+)
+def test_what_is_refused_at_the_start(
+    topics: tuple[str, ...], target: str, arguments: tuple[str, ...], texts: tuple[str, ...], kafka: KafkaCluster,
+    topic_name: str,
+) -> None:  # fmt: skip
+    for topic in topics:
+        kafka.create_topic(f"{topic_name}-{topic}")
+    code, said = ended(kafka.bootstrap_servers, topic_name, "--inline", *arguments, target=target)
+    assert code == USER, said
+    assert [text for text in texts if text.format(topic_name) not in said] == [], said
+    there = kafka.admin().list_topics().topics
+    assert f"{topic_name}-out" not in there
+    assert ("in" in topics) == (f"{topic_name}-in" in there), "no input topic is created"
 
 
-def test_a_missing_input_topic(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """A missing input topic is named, and not created."""
-    code, said = ended(run, topic_name)
-    assert code == USER
-    assert f"{topic_name}-in" in said
-    assert f"{topic_name}-in" not in kafka.admin().list_topics().topics
+def test_a_checkpoint_topic_that_is_not_compacted(kafka: KafkaCluster, job_of: JobOf) -> None:
+    job = job_of("linear")
+    kafka.create_topic(f"{job.name}.checkpoints", 5)
+    assert "cleanup.policy" in job.finish_here(code=USER)
 
 
-def test_a_missing_output_topic_that_must_exist(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """With create_partitions=None a missing output topic is an error that says how to fix it."""
-    kafka.create_topic(f"{topic_name}-in")
-    code, said = ended(run, topic_name, target="strict")
-    assert code == USER
-    assert f"{topic_name}-out" in said
-    assert "create_partitions" in said
-
-
-def test_a_record_that_does_not_decode(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """The message names topic, partition, offset and field; fixed by skipping, everything else is counted once."""
-    kafka.create_topic(f"{topic_name}-in")
-    fed = orders(100)
-    kafka.produce(f"{topic_name}-in", fed[:50])
-    kafka.produce(f"{topic_name}-in", [("k", json.dumps({"id": 7, "customer": 12, "total": 1}))])
-    kafka.produce(f"{topic_name}-in", fed[50:])
-    code, said = ended(run, topic_name)
-    assert code == RECORD
-    assert f"{topic_name}-in[0] offset 50" in said
-    assert "$.customer" in said
-    code, said = ended(run, topic_name, target="skipping")
-    assert code == 0
-    assert "skipped" in said
-    assert_totals(kafka, f"{topic_name}-out", fed)
-
-
-@pytest.mark.exhaustive
-def test_many_records_that_do_not_decode(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """1,500 bad records in a row are skipped and counted, in a few lines, and all else counts once."""
-    kafka.create_topic(f"{topic_name}-in")
-    fed = orders(100)
-    kafka.produce(f"{topic_name}-in", fed[:50])
-    kafka.produce(f"{topic_name}-in", [b"{"] * 1_500)
-    kafka.produce(f"{topic_name}-in", fed[50:])
-    job = run("pipelines:skipping", "--param", f"name={topic_name}", "--until", "latest", *QUICK)
-    assert job.wait() == 0, job.said
-    assert next(event["skipped"] for event in job.events if event["event"] == "ended") == 1_500
-    assert 1 < job.said.count("skipped: ") <= 100, "a few for each batch"
-    assert job.text == []
-    assert_totals(kafka, f"{topic_name}-out", fed)
-
-
-def test_an_operator_that_cannot_be_opened(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """Why open() raised, and where, is said without a traceback; the job tries again as its strategy says."""
-    kafka.create_topic(f"{topic_name}-in")
-    arguments = ("--restart", "fixed_delay:attempts=1,delay=10ms")
-    job = run("pipelines:unopened", "--param", f"name={topic_name}", *QUICK, *arguments)
-    assert job.wait() == 1, job.said
-    assert "open() of operator 'enrich' raised OSError: no database today" in job.said
-    assert "pipelines.py:" in job.said
-    assert "Traceback" not in job.said
-
-
-def test_a_user_function_that_raises(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """The message names operator, error, the user's line and the record's coordinates, also behind a shuffle."""
-    kafka.create_topic(f"{topic_name}-in")
-    kafka.produce(f"{topic_name}-in", orders(100))
-    for arguments in ((), ("--parallelism", "2")):
-        code, said = ended(run, topic_name, *arguments, target="raising")
-        assert code == RECORD
-        assert "ZeroDivisionError" in said
-        assert "'totals'" in said
-        assert "pipelines.py" in said
-        assert f"{topic_name}-in[0] offset 42" in said
-
-
-def test_a_user_function_that_exits(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """It is an error of the function like any: named, with the record's coordinates, and not tried without end."""
-    kafka.create_topic(f"{topic_name}-in")
-    kafka.produce(f"{topic_name}-in", orders(100))
-    code, said = ended(run, topic_name, target="exiting")
-    assert code == RECORD
-    assert "'copy' raised SystemExit: enough" in said
-    assert f"{topic_name}-in[0] offset 42" in said
-
-
-def test_more_subtasks_than_state_can_be_spread_over(run: Any) -> None:
-    """Refused before anything is asked of a broker."""
-    code, said = ended(run, "nobody", "--parallelism", "1000", servers="127.0.0.1:1")
-    assert code == USER
+def test_more_subtasks_than_state_can_be_spread_over() -> None:
+    code, said = ended("127.0.0.1:1", "nobody", "--parallelism", "1000")
+    assert code == USER, said
     assert "max_parallelism" in said
 
 
 def test_more_workers_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Channels between many workers are more files than a process may have open: the message says how many."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     graph = linear("nobody").build()
     refuse_too_many(plan(graph, 16))
@@ -158,214 +94,237 @@ def test_more_workers_than_files_may_be_open(monkeypatch: pytest.MonkeyPatch) ->
         refuse_too_many(plan(graph, 128))
 
 
-@pytest.mark.exhaustive
-def test_a_stop_before_the_end_that_was_asked_for(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """It ends cleanly, but says, also by its exit code, that it has not read all; another run does."""
-    kafka.create_topic(f"{topic_name}-in")
-    fed = orders(2_000)
-    kafka.produce(f"{topic_name}-in", fed)
-    arguments = ("pipelines:slow", "--param", f"name={topic_name}", "--param", "pause_ms=10", "--until", "latest")
-    job = run(*arguments, *QUICK)
-    job.await_checkpoint()
-    job.process.send_signal(signal.SIGTERM)
-    assert job.wait() == INTERRUPTED
-    assert "before all was read" in job.said
-    ended = next(event for event in job.events if event["event"] == "ended")
-    assert ended["records_in"] + ended["lag"] == len(fed)
-    assert run(*arguments[:4], "pause_ms=0", *arguments[5:], *QUICK).wait() == 0
-    assert_totals(kafka, f"{topic_name}-out", fed)
-
-
-def test_a_transaction_timeout_that_is_too_short(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """Refused at start with the exact settings: below what restarts need, or above the broker's cap."""
-    kafka.create_topic(f"{topic_name}-in")
-    code, said = ended(run, topic_name, "--transaction-timeout", "30s")
-    assert code == USER
-    assert "transaction_timeout" in said
-    assert "120200 ms" in said
-    code, said = ended(run, topic_name, "--transaction-timeout", "2h")
-    assert code == USER
-    assert "transaction.max.timeout.ms" in said
-    assert "900000 ms" in said
+def test_a_record_that_does_not_decode(kafka: KafkaCluster, job_of: JobOf) -> None:
+    job = job_of("linear", partitions=1)
+    job.feed(50)
+    kafka.produce(job.topic, [("k", json.dumps({"id": 7, "customer": 12, "total": 1}))])
+    job.feed(50)
+    said = job.finish_here(code=RECORD)
+    assert f"{job.topic}[0] offset 50" in said
+    assert "$.customer" in said
+    assert "skipped" in job.finish_here(target="skipping")
+    job.assert_totals()
 
 
 @pytest.mark.exhaustive
-def test_input_that_retention_has_taken(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """The gap is named, with the choices."""
-    kafka.create_topic(f"{topic_name}-in")
-    kafka.produce(f"{topic_name}-in", orders(100))
-    assert ended(run, topic_name)[0] == 0
-    kafka.produce(f"{topic_name}-in", orders(100, first=100))
-    kafka.delete_records(f"{topic_name}-in", {0: 150})
-    code, said = ended(run, topic_name)
-    assert code == HALT
+def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> None:
+    job = job_of("skipping", partitions=1)
+    job.feed(50)
+    kafka.produce(job.topic, [b"{"] * 1_500)
+    job.feed(50)
+    ended = job.finish()
+    assert next(event["skipped"] for event in ended.events if event["event"] == "ended") == 1_500
+    assert 1 < ended.said.count("skipped: ") <= 100, "a few for each batch"
+    assert ended.text == []
+    job.assert_totals()
+
+
+def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
+    """The error names it, the next run leaves it out, and the checkpoint says so: an audit and a replay of the interval
+    leave it out too, and find nothing wrong."""
+    job = job_of("raising", partitions=1)
+    job.feed(100)
+    choice = f"--skip {job.topic}:0:42"
+    assert f"; or leave the record out: {choice}." in job.finish_here(code=RECORD)
+    said = job.finish_here("--skip", f"{job.topic}:0:7000", *choice.split())
+    assert f"skipped: source 'orders': the record at {job.topic}[0] offset 42, as asked for by --skip" in said
+    job.feed(10)
+    job.finish_here(*choice.split())
+    del job.fed[42]
+    job.assert_totals()
+    history = job.history()
+    assert [each.skips for each in history.retained if each.skips] == [(RecordPlace(job.topic, 0, 42),)]
+    checked = ("pipelines:raising", "--param", f"name={job.name}", "--in-process", "--json")
+    servers = ("--bootstrap-servers", kafka.bootstrap_servers)
+    with chdir(HERE), redirect_stdout(io.StringIO()) as found:
+        assert main(["audit", *checked, *servers]) == 0
+        skipping = next(each.checkpoint for each in history.retained if each.skips)
+        assert main(["replay", *checked, "--checkpoint", str(skipping), *servers]) == 0
+    assert [json.loads(line)["skipped"] for line in found.getvalue().splitlines()] == [1, 1]
+    assert "the pipeline reads no such partition" in job.finish_here("--skip", "elsewhere:0:1", code=USER)
+
+
+def test_a_registry_that_is_away_loses_no_record(kafka: KafkaCluster, job_of: JobOf, tmp_path: Path) -> None:
+    """Though the source skips bad records: the job restarts as its strategy says, and the next run reads all."""
+    away = tmp_path / "away"
+    away.touch()
+    job = job_of("registered", "--param", f"away={away}", partitions=1)
+    kafka.create_topic(f"{job.name}-copies")
+    job.feed(50)
+    said = job.finish_here("--restart", "none", code=1)
+    assert "no registry today" in said
+    assert "skipped: " not in said
+    away.unlink()
+    job.finish_here()
+    job.assert_copies()
+
+
+def test_an_operator_that_cannot_be_opened(job_of: JobOf) -> None:
+    said = job_of("unopened").finish_here("--restart", "fixed_delay:attempts=1,delay=10ms", code=1)
+    assert "open() of operator 'enrich' raised OSError: no database today" in said
+    assert "pipelines.py:" in said
+    assert "restarting" in said
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "texts"),
+    [
+        ("raising", ("--parallelism", "2"), ("ZeroDivisionError", "'totals'", "pipelines.py", "offset 42")),
+        ("raising", ("--inline",), ("ZeroDivisionError", "'totals'", "pipelines.py", "offset 42")),
+        ("exiting", ("--inline",), ("'copy' raised SystemExit: enough", "offset 42")),
+        pytest.param("exiting", (), ("'copy' raised SystemExit: enough", "offset 42"), marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_function_that_raises(
+    target: str, arguments: tuple[str, ...], texts: tuple[str, ...], kafka: KafkaCluster, job_of: JobOf
+) -> None:
+    job = job_of(target, partitions=1)
+    job.feed(100)
+    code, said = ended(kafka.bootstrap_servers, job.name, *arguments, target=target)
+    assert code == RECORD, said
+    assert [text for text in (*texts, f"{job.topic}[0] offset 42") if text not in said] == [], said
+
+
+@pytest.mark.exhaustive
+def test_a_stop_before_the_end_that_was_asked_for(job_of: JobOf) -> None:
+    job = job_of("slow")
+    job.feed(2_000)
+    first = job.start("--param", "pause_ms=10", "--until", "latest")
+    first.await_checkpoint()
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait() == INTERRUPTED
+    assert "before all was read" in first.said
+    ended = next(event for event in first.events if event["event"] == "ended")
+    assert ended["records_in"] + ended["lag"] == len(job.fed)
+    job.finish_here("--param", "pause_ms=0")
+    job.assert_totals()
+
+
+@pytest.mark.exhaustive
+def test_input_that_retention_has_taken(kafka: KafkaCluster, job_of: JobOf) -> None:
+    job = job_of("linear", partitions=1)
+    job.feed(100)
+    job.finish_here()
+    job.feed(100)
+    kafka.delete_records(job.topic, {0: 150})
+    said = job.finish_here(code=HALT)
     assert "offset 100" in said.replace("offsets 100", "offset 100")
     assert "149" in said
     assert "exactlyonce reset" in said
 
 
-@pytest.mark.exhaustive
-def test_an_input_topic_made_anew(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """A topic that was deleted and created again is another one, even where the offsets would fit."""
-    kafka.create_topic(f"{topic_name}-in")
-    kafka.produce(f"{topic_name}-in", orders(10))
-    assert ended(run, topic_name)[0] == 0
-    admin = kafka.admin()
-    admin.delete_topics([f"{topic_name}-in"])[f"{topic_name}-in"].result()
-    kafka.create_topic(f"{topic_name}-in")
-    kafka.produce(f"{topic_name}-in", orders(20))
-    code, said = ended(run, topic_name)
-    assert code == HALT
-    assert "created again" in said
+def _made_anew(job: Job) -> None:
+    delete(job.kafka, job.topic)
+    job.kafka.create_topic(job.topic)
+    job.kafka.produce(job.topic, [each for each in job.fed for _ in range(2)])
 
 
-def test_a_checkpoint_topic_that_is_not_compacted(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """Refused, with the command that fixes it."""
-    kafka.create_topic(f"{topic_name}-in")
-    kafka.create_topic(f"{topic_name}.checkpoints", 5)
-    code, said = ended(run, topic_name)
-    assert code == USER
-    assert "cleanup.policy" in said
+def _damage_the_newest_manifest(job: Job) -> None:
+    newest = job.history().retained[-1].checkpoint
+    job.kafka.produce(f"{job.name}.checkpoints", [(f"manifest/{newest}", b"\xc3\x01garbage")], partition=0)
+
+
+def _delete_the_blocks(job: Job) -> None:
+    topic = f"{job.name}.checkpoints"
+    job.kafka.configure_topic(topic, cleanup_policy="compact,delete")
+    job.kafka.delete_records(topic, dict.fromkeys(range(1, 5), -1))
+    job.kafka.configure_topic(topic, cleanup_policy="compact")
+    config = {"bootstrap.servers": job.kafka.bootstrap_servers}
+    until(lambda: succeeds(lambda: prepare_topic(config, job.name), unless=TopicError))  # settings come a little later
 
 
 @pytest.mark.exhaustive
-def test_a_damaged_manifest(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """A manifest that cannot be read halts the pipeline: its output may be visible, so nothing is guessed."""
-    kafka.create_topic(f"{topic_name}-in")
-    fed = orders(100)
-    kafka.produce(f"{topic_name}-in", fed)
-    assert ended(run, topic_name)[0] == 0
-    latest = max(_manifests(kafka, topic_name))
-    kafka.produce(f"{topic_name}.checkpoints", [(f"manifest/{latest}", b"\xc3\x01garbage")], partition=0)
-    code, said = ended(run, topic_name)
-    assert code == HALT
-    assert "damaged" in said
-    assert_totals(kafka, f"{topic_name}-out", fed)
+@pytest.mark.parametrize(
+    ("act", "texts"),
+    [
+        (_made_anew, ("created again",)),
+        (_damage_the_newest_manifest, ("damaged",)),
+        (_delete_the_blocks, ("cannot be restored", "Choices: restore the topic")),
+        (lambda job: delete(job.kafka, f"{job.name}.checkpoints"), ("exactlyonce reset",)),
+    ],
+    ids=["input made anew", "damaged manifest", "blocks gone", "checkpoint topic gone"],
+)
+def test_what_halts_the_next_run(act: Callable[[Job], None], texts: tuple[str, ...], job_of: JobOf) -> None:
+    job = job_of("linear", partitions=1)
+    job.feed(100)
+    job.finish_here()
+    act(job)
+    said = job.finish_here(code=HALT)
+    assert [text for text in texts if text not in said] == [], said
+    job.assert_totals()
 
 
 @pytest.mark.exhaustive
-def test_a_damaged_block(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """A block of state that is gone halts the pipeline, named."""
-    kafka.create_topic(f"{topic_name}-in")
-    fed = orders(100)
-    kafka.produce(f"{topic_name}-in", fed)
-    assert ended(run, topic_name)[0] == 0
-    topic = f"{topic_name}.checkpoints"
-    kafka.configure_topic(topic, cleanup_policy="compact,delete")
-    kafka.delete_records(topic, dict.fromkeys(range(1, 5), -1))
-    kafka.configure_topic(topic, cleanup_policy="compact")
-    code, said = ended(run, topic_name)
-    assert code == HALT
-    assert "cannot be restored" in said
-    assert "Choices: restore the topic" in said
-    assert_totals(kafka, f"{topic_name}-out", fed)
+def test_a_reset_begins_anew_without_the_checkpoint_topic(kafka: KafkaCluster, job_of: JobOf) -> None:
+    job = job_of("linear")
+    job.feed(50)
+    job.finish_here()
+    delete(kafka, f"{job.name}.checkpoints")
+    assert main(["reset", job.name, "--yes", "--force", "--bootstrap-servers", kafka.bootstrap_servers]) == 0
+    job.finish_here()
+    assert len(visible(kafka, f"{job.name}-out", 100)) == 100
 
 
-@pytest.mark.exhaustive
-def test_a_lost_checkpoint_topic(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """A deleted checkpoint topic does not make the pipeline begin anew in silence; a reset does."""
-    kafka.create_topic(f"{topic_name}-in")
-    fed = orders(50)
-    kafka.produce(f"{topic_name}-in", fed)
-    assert ended(run, topic_name)[0] == 0
-    admin = kafka.admin()
-    admin.delete_topics([f"{topic_name}.checkpoints"])[f"{topic_name}.checkpoints"].result()
-    code, said = ended(run, topic_name)
-    assert code == HALT
-    assert "exactlyonce reset" in said
-    assert_totals(kafka, f"{topic_name}-out", fed)
-    command = [sys.executable, "-m", "exactlyonce.cli.main", "reset", topic_name, "--yes", "--force"]
-    subprocess.run([*command, "--bootstrap-servers", kafka.bootstrap_servers], check=True, capture_output=True)
-    assert ended(run, topic_name)[0] == 0
-    assert len(kafka.read_committed(f"{topic_name}-out")) == 100
-
-
-def test_a_renamed_operator(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """State is found by the operator's id; another id is refused, with both named."""
-    kafka.create_topic(f"{topic_name}-in")
-    kafka.produce(f"{topic_name}-in", orders(100))
-    assert ended(run, topic_name)[0] == 0
-    code, said = ended(run, topic_name, target="renamed")
-    assert code == USER
+def test_a_renamed_operator(job_of: JobOf) -> None:
+    job = job_of("linear")
+    job.feed(100)
+    job.finish_here()
+    said = job.finish_here(code=USER, target="renamed")
     assert "'sums'" in said
     assert "totals" in said
 
 
 @pytest.mark.exhaustive
-def test_operators_come_but_do_not_go_unnoticed(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """A new operator begins without state beside one that goes on with its own; one that is gone is refused."""
-    kafka.create_topic(f"{topic_name}-in")
-    kafka.produce(f"{topic_name}-in", orders(100))
-    assert ended(run, topic_name)[0] == 0
-    kafka.produce(f"{topic_name}-in", orders(17, first=100))
-    assert ended(run, topic_name, target="grown")[0] == 0
-    assert_totals(kafka, f"{topic_name}-out", orders(117))
-    assert [record.value for record in kafka.read_committed(f"{topic_name}-count")] == [b"1"] * 17
-    code, said = ended(run, topic_name)
-    assert code == USER
-    assert "'count'" in said
+def test_operators_come_but_do_not_go_unnoticed(kafka: KafkaCluster, job_of: JobOf) -> None:
+    job = job_of("linear")
+    job.feed(100)
+    job.finish_here()
+    job.feed(17)
+    job.finish_here(target="grown")
+    job.assert_totals()
+    assert [record.value for record in visible(kafka, f"{job.name}-count", 17)] == [b"1"] * 17
+    assert "'count'" in job.finish_here(code=USER)
 
 
-def test_two_instances(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """The newer one takes over; the older one ends and says who fenced it."""
-    kafka.create_topic(f"{topic_name}-in", 3)
-    fed = orders(1000)
-    kafka.produce(f"{topic_name}-in", fed)
-    older = run("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
+@pytest.mark.exhaustive  # test_zombies.py has a coordinator that is replaced
+def test_two_instances(job_of: JobOf) -> None:
+    job = job_of("linear")
+    job.feed(1000)
+    older = job.start()
     older.await_checkpoint()
-    newer = run("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
+    newer = job.start()
     newer.await_event(lambda event: event["event"] == "started")
-    kafka.produce(f"{topic_name}-in", more := orders(1000, first=1000))
+    job.feed(1000)
     assert older.wait() == 5
     assert f"process {newer.process.pid}" in older.said
     newer.await_checkpoint()
-    newer.process.send_signal(2)
-    assert newer.wait() == 0
-    assert ended(run, topic_name)[0] == 0
-    assert_totals(kafka, f"{topic_name}-out", fed + more)
+    stop(newer)
+    job.finish_here()
+    job.assert_totals()
 
 
 @pytest.mark.exhaustive
-def test_an_aborted_and_an_open_foreign_transaction_in_the_input(
-    kafka: KafkaCluster, topic_name: str, run: Any
-) -> None:
-    """Aborted records are not read, and a bounded run ends at the last stable offset."""
-    kafka.create_topic(f"{topic_name}-in")
-    fed = orders(50)
-    kafka.produce(f"{topic_name}-in", fed)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{topic_name}-foreign"})
+def test_an_aborted_and_an_open_foreign_transaction_in_the_input(kafka: KafkaCluster, job_of: JobOf) -> None:
+    job = job_of("linear", partitions=1)
+    job.feed(50)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": f"{job.name}-foreign"})
     producer.init_transactions()
-    producer.begin_transaction()
-    for key, value in orders(10, first=50):
-        producer.produce(f"{topic_name}-in", value, key)
-    producer.flush()
+
+    def write(total: int) -> list[tuple[str, str]]:
+        producer.begin_transaction()
+        more = [("k", json.dumps({"id": 50 + n, "customer": "ann", "total": total})) for n in range(10)]
+        for key, value in more:
+            producer.produce(job.topic, value, key)
+        producer.flush()
+        return more
+
+    write(total=1)
     producer.abort_transaction()
-    producer.begin_transaction()
-    for key, value in orders(10, first=60):
-        producer.produce(f"{topic_name}-in", value, key)
-    producer.flush()
-    assert ended(run, topic_name)[0] == 0
-    assert_totals(kafka, f"{topic_name}-out", fed)
+    opened = write(total=2)
+    job.finish_here()
+    job.assert_totals()
     producer.commit_transaction()
-    assert ended(run, topic_name)[0] == 0
-    assert_totals(kafka, f"{topic_name}-out", fed + orders(10, first=60))
-
-
-@pytest.mark.exhaustive
-def test_a_partition_added_to_the_input(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """A new partition is read from its beginning."""
-    kafka.create_topic(f"{topic_name}-in")
-    fed = orders(50)
-    kafka.produce(f"{topic_name}-in", fed)
-    assert ended(run, topic_name)[0] == 0
-    admin = kafka.admin()
-    admin.create_partitions([NewPartitions(f"{topic_name}-in", 2)])[f"{topic_name}-in"].result()
-    more = orders(50, first=50)
-    kafka.produce(f"{topic_name}-in", more, partition=1)
-    assert ended(run, topic_name)[0] == 0
-    assert_totals(kafka, f"{topic_name}-out", fed + more)
-
-
-def _manifests(kafka: KafkaCluster, name: str) -> list[int]:
-    keys = [record.key or b"" for record in kafka.read_committed(f"{name}.checkpoints") if record.value is not None]
-    return [int(key.split(b"/")[1]) for key in keys if key.startswith(b"manifest/")]
+    job.fed += opened
+    assert len(visible(kafka, job.topic, len(job.fed))) == len(job.fed), "its marker is written"
+    job.finish_here()
+    job.assert_totals()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
@@ -35,8 +36,6 @@ def _add(total: int | None, amount: int) -> tuple[int, int]:
 
 
 class CountingReader(BlockReader):
-    """Remembers what it has read."""
-
     def __init__(self, config: dict[str, Any], topic: TopicInfo) -> None:
         super().__init__(config, topic)
         self.read: list[BlockRef] = []
@@ -59,29 +58,33 @@ class States:
         self.topic = prepare_topic(self.config, pipeline)
 
     def manifest(self, checkpoint: int, operators: tuple[OperatorSnapshot, ...] = ()) -> Manifest:
-        """A manifest of no more than these *operators*."""
-        return Manifest(
-            pipeline=self.graph.pipeline_id, checkpoint=checkpoint, incarnation=1, attempt=0, kind="checkpoint",
-            base=0, previous=0, triggered_at_ms=0, completed_at_ms=0, fingerprint="",
-            max_parallelism=self.graph.max_parallelism, parallelism=1, block_partitions=self.topic.partitions,
-            block_end_offsets=(), written_bytes=0, offsets=(), operators=operators, order_logs=(), committables=(),
-            sinks=(),
+        return blank_manifest(
+            pipeline=self.graph.pipeline_id, checkpoint=checkpoint, max_parallelism=self.graph.max_parallelism,
+            block_partitions=self.topic.partitions, operators=operators,
         )  # fmt: skip
 
     def tables(
         self, manifest: Manifest, parallelism: int, touched: Sequence[set[int] | None]
     ) -> tuple[list[Table[Any]], list[BlockRef]]:
-        """The tables of all subtasks, and what was read to make them."""
         reader = CountingReader(self.config, self.topic)
         node = self.graph.node("totals")
         tables = [
-            table_of(node, self.graph, parallelism, each, manifest, reader, touched[each], backend=HashMapBackend())
+            table_of(
+                node,
+                self.graph,
+                parallelism,
+                each,
+                manifest,
+                reader,
+                touched[each],
+                drops_fields=False,
+                backend=HashMapBackend(),
+            )
             for each in range(parallelism)
         ]
         return tables, reader.read
 
     def write(self, checkpoint: int, base: int, tables: Sequence[Table[Any]]) -> tuple[Manifest, set[BlockRef]]:
-        """Write a snapshot of all tables; its manifest, and all blocks that the subtasks acknowledge."""
         writer, indexes, acknowledged = BlockWriter.connected(self.config, self.topic, 1, 0), [], set()
         for subtask, table in enumerate(tables):
             names, snapshot = BlockNames(subtask), table.freeze(checkpoint, base)
@@ -107,7 +110,6 @@ def _states(tables: Iterable[Table[Any]]) -> dict[bytes, int]:
 
 @pytest.mark.exhaustive
 def test_what_is_carried_over_is_not_read_and_stays(kafka: Any, topic_name: str) -> None:
-    """From parallelism 2 to 3 and 1: each subtask reads one key group, and the manifest still stands on all blocks."""
     states = States(kafka.bootstrap_servers, topic_name)
     tables, _ = states.tables(states.manifest(0), 2, [None, None])
     for subtask, table in enumerate(tables):

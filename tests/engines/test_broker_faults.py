@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from running import QUICK, assert_totals, orders
+from running import Job, stop
 
 from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
@@ -18,11 +18,6 @@ def _restarted(cluster: OwnCluster) -> None:
     cluster.broker.restart()
 
 
-def _killed(cluster: OwnCluster) -> None:
-    cluster.broker.kill()
-    cluster.broker.start()
-
-
 def _away_for_a_minute(cluster: OwnCluster) -> None:
     cluster.broker.kill()
     threading.Event().wait(60)
@@ -30,37 +25,26 @@ def _away_for_a_minute(cluster: OwnCluster) -> None:
 
 
 @pytest.mark.exhaustive  # test_quiet.py has a broker that is killed
-@pytest.mark.parametrize("fault", [_restarted, _killed, _away_for_a_minute])
+@pytest.mark.parametrize("fault", [_restarted, _away_for_a_minute])
 def test_a_broker_that_comes_back(
-    fault: Callable[[OwnCluster], None], stoppable: OwnCluster, topic_name: str, run: Any
+    fault: Callable[[OwnCluster], None], stoppable: OwnCluster, job_of: Callable[..., Job]
 ) -> None:
-    """No kill of the job, no loss and no double: what was fed before and after is all counted."""
-    cluster = stoppable
-    cluster.create_topic(f"{topic_name}-in", 3)
-    fed = orders(3000)
-    cluster.produce(f"{topic_name}-in", fed)
-    arguments = ("pipelines:linear", "--param", f"name={topic_name}", "--parallelism", "2", *QUICK)
-    job = run(*arguments, servers=cluster.bootstrap_servers)
-    job.await_checkpoint()
-    fault(cluster)
-    more = orders(3000, first=3000)
-    cluster.produce(f"{topic_name}-in", more)
-    job.await_checkpoint()
-    job.process.send_signal(15)
-    assert job.wait() == 0, job.said
-    assert run(*arguments, "--until", "latest", servers=cluster.bootstrap_servers).wait() == 0
-    assert_totals(cluster, f"{topic_name}-out", fed + more)
+    job = job_of("linear", "--parallelism", "2", cluster=stoppable)
+    job.feed(3000)
+    run = job.start()
+    run.await_checkpoint()
+    fault(stoppable)
+    job.feed(3000)
+    run.await_checkpoint()
+    stop(run)
+    job.finish()
+    job.assert_totals()
 
 
 @pytest.mark.docker
-def test_the_spine_in_a_container(container_kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any) -> None:
-    """A kill between decision and commit is recovered from on a Kafka that runs in a container."""
-    kafka = container_kafka
-    kafka.create_topic(f"{topic_name}-in", 3)
-    fed = orders(5000)
-    kafka.produce(f"{topic_name}-in", fed)
-    arguments = ("pipelines:linear", "--param", f"name={topic_name}", "--parallelism", "2", "--until", "latest", *QUICK)
-    killed = run(*arguments, servers=kafka.bootstrap_servers, env=failpoint("coordinator-decided"))
-    assert killed.wait() == -9
-    assert run(*arguments, servers=kafka.bootstrap_servers).wait() == 0
-    assert_totals(kafka, f"{topic_name}-out", fed)
+def test_the_spine_in_a_container(container_kafka: KafkaCluster, job_of: Callable[..., Job], failpoint: Any) -> None:
+    job = job_of("linear", "--parallelism", "2", cluster=container_kafka)
+    job.feed(3000)
+    job.finish(env=failpoint("coordinator-decided"), code=-9)
+    job.finish()
+    job.assert_totals()

@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines import in_flight
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, records_in
@@ -29,8 +30,6 @@ from exactlyonce.state.key_groups import group_range
 
 
 class Number(msgspec.Struct):
-    """A record."""
-
     n: int
 
 
@@ -38,7 +37,6 @@ CODEC = BatchCodec(Number)
 
 
 def frame(first: int, count: int) -> bytes:
-    """Numbers that are their own keys."""
     records = [Number(n) for n in range(first, first + count)]
     return CODEC.encode(Batch(records, [Coordinates("t", 0, 0)] * count, [canonical_key(each.n) for each in records]))
 
@@ -48,7 +46,6 @@ def numbers(frames: Any) -> list[int]:
 
 
 def ends(local: bool) -> tuple[Channel, Channel]:
-    """Writer and reader of a channel."""
     if local:
         channel = LocalChannel()
         return channel, channel
@@ -60,8 +57,6 @@ def ends(local: bool) -> tuple[Channel, Channel]:
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "socket"])
 def test_a_capture_has_what_is_taken_later_and_was_sent_before_the_barrier(local: bool) -> None:
-    """The rest of a frame that is being handed out, what has come, and what comes until the barrier; not what was
-    taken, nor what is behind the barrier; and all of it is still handed out, once, in order."""
     writer, reader = ends(local)
     read = ChannelInput("edge:0", reader, CODEC, lambda _: None)
 
@@ -103,7 +98,6 @@ def _records(read: ChannelInput, room: int) -> list[int]:
 
 
 def test_a_reader_lets_come_what_there_is_until_the_barrier_and_no_more() -> None:
-    """A full inbox does not keep a capture from its barrier; behind it the bound holds again."""
     writer, reader = ends(False)
     assert isinstance(writer, SocketChannel)
     assert isinstance(reader, SocketChannel)
@@ -135,7 +129,6 @@ def test_a_reader_lets_come_what_there_is_until_the_barrier_and_no_more() -> Non
 
 
 def test_what_is_restored_is_handed_out_frame_by_frame_and_what_is_left_can_be_captured() -> None:
-    """In slices, under the name of its channel, to the operator of its edge."""
     pushed: list[str] = []
     edges = {
         "a>b": RestoredChannel(CODEC, lambda _: pushed.append("b")),
@@ -153,7 +146,6 @@ def test_what_is_restored_is_handed_out_frame_by_frame_and_what_is_left_can_be_c
 
 
 def test_slices_are_shorter_while_a_barrier_is_under_way() -> None:
-    """No slice is planned that takes longer than the time set for it, and none is empty."""
     pace = slice_pace(bounds=OVERTAKING)
     for _ in range(12):
         pace.took(pace.size, pace.size * 0.001)
@@ -167,7 +159,6 @@ def test_slices_are_shorter_while_a_barrier_is_under_way() -> None:
 
 
 def test_a_log_is_cut_into_blocks_and_put_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the size of frames is to that of a block; what is cut off, or is none, is damage."""
     monkeypatch.setattr(in_flight, "PIECE_BYTES", 300)
     frames = [InFlightFrame(f"a>b:{n % 3}", frame(n, count)) for n, count in enumerate((1, 200, 3, 40) * 40)]
     bodies = [body for body in in_flight.encode(frames) if body is not None]
@@ -181,13 +172,10 @@ def test_a_log_is_cut_into_blocks_and_put_together_again(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
 def test_a_frame_tells_how_many_records_it_has(count: int) -> None:
-    """Without being decoded."""
     assert records_in(frame(0, count)) == count
 
 
 class Kept:
-    """Blocks in memory."""
-
     def __init__(self) -> None:
         self.found: dict[BlockRef, Block] = {}
 
@@ -220,15 +208,6 @@ def _graph(name: str = "p") -> Any:
     return pipeline.build()
 
 
-def _manifest(graph: Any, parallelism: int, logs: tuple[ChannelLog, ...]) -> Manifest:
-    return Manifest(
-        pipeline="p", checkpoint=1, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0, triggered_at_ms=0,
-        completed_at_ms=0, fingerprint=graph.fingerprint(), max_parallelism=8, parallelism=parallelism,
-        block_partitions=2, block_end_offsets=(), written_bytes=0, offsets=(), operators=(), order_logs=(),
-        committables=(), sinks=(), channel_logs=logs,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 2), (2, 3), (3, 1), (1, 3)])
 def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_order(before: int, after: int) -> None:
     """At whatever parallelism; what was sent to the second of two shuffles goes before what was sent to the first."""
@@ -242,7 +221,8 @@ def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_ord
             sent = CODEC.encode(Batch(records, [Coordinates("t", 0, 0)] * len(mine), keys))
             frames = [InFlightFrame(f"{edge}:{sender}", sent) for sender in range(before)]
             logs.append(kept.log(task, subtask, frames))
-    manifest = _manifest(graph, before, tuple(logs))
+    own: dict[str, Any] = {"fingerprint": graph.fingerprint(), "max_parallelism": 8}
+    manifest = blank_manifest(**own, parallelism=before, channel_logs=tuple(logs))
     seen: list[tuple[str, int]] = []
     for subtask in range(after):
         found = in_flight.restored(manifest, graph, subtask, after, kept)
@@ -257,9 +237,9 @@ def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_ord
 
 
 def test_another_graph_does_not_take_what_was_on_its_way_in_this_one() -> None:
-    """It is told how to come by a checkpoint that it may go on from; an aligned one it takes."""
     graph, kept = _graph(), Kept()
     logs = (kept.log("in", 0, [InFlightFrame("one>inner:0", frame(0, 1))]),)
+    own: dict[str, Any] = {"fingerprint": graph.fingerprint(), "max_parallelism": 8}
     with pytest.raises(GraphError, match=r"is unaligned: .* --until latest"):
-        in_flight.restored(_manifest(graph, 1, logs), _graph("other"), 0, 1, kept)
-    assert in_flight.restored(_manifest(graph, 1, ()), _graph("other"), 0, 1, kept) == []
+        in_flight.restored(blank_manifest(**own, channel_logs=logs), _graph("other"), 0, 1, kept)
+    assert in_flight.restored(blank_manifest(**own), _graph("other"), 0, 1, kept) == []

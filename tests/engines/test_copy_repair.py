@@ -1,85 +1,87 @@
-"""A decided transaction that the broker's timeout aborted while everything was down is repaired by copying it."""
+"""Decided transactions that the broker's timeout aborted, while all were down or asleep, are repaired by copies."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from pathlib import Path
+import os
+import signal
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from running import assert_copies, assert_totals, orders
+from running import Job, await_stopped, stop
+from waiting import until
 
 from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.cluster import KafkaCluster
 
-pytestmark = pytest.mark.broker
+pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 TIMEOUTS = (
-    "--checkpoint-interval", "300ms", "--checkpoint-timeout", "2s", "--restart-budget", "1s",
-    "--transaction-timeout", "6s",
+    "--checkpoint-interval", "300ms", "--checkpoint-timeout", "20s", "--restart-budget", "1s",
+    "--transaction-timeout", "25s",
 )  # fmt: skip
 
 
 @pytest.fixture
 def quick_broker(own_broker: Callable[..., KafkaCluster]) -> KafkaCluster:
-    """A broker that looks at transactions' timeouts every half second."""
     return own_broker({"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"})
 
 
-def lose_one(kafka: KafkaCluster, name: str) -> Committable:
-    """Commit all committables of the undelivered checkpoint but one, and wait until the broker has aborted that one."""
-    servers = {"bootstrap.servers": kafka.bootstrap_servers}
-    manifest = read_history(servers, name).unfinalized
+def decided(job: Job) -> tuple[Committable, ...]:
+    manifest = job.history().unfinalized
     assert manifest is not None
-    assert len(manifest.committables) == 4, "two sinks at parallelism 2"
-    transactions = Transactions(ClientConfig(servers))
-    lost, *others = manifest.committables
-    for each in others:
-        transactions.end_until_answered(each.transactional_id, each.producer_id, each.epoch, commit=True)
-    deadline = time.monotonic() + LIMIT_S
-    while (state := transactions.describe([lost.transactional_id])[lost.transactional_id]) is None or (
-        state.state != "CompleteAbort"
-    ):
-        assert time.monotonic() < deadline, f"the broker aborts it: {state}"
-        time.sleep(0.1)  # the broker's own timeout must pass
+    assert manifest.committables
+    return manifest.committables
+
+
+def await_aborted(transactions: Transactions, committables: Iterable[Committable]) -> None:
+    ids = [each.transactional_id for each in committables]
+    until(lambda: {each.state for each in transactions.describe(ids).values() if each} == {"CompleteAbort"})
     transactions.close()
-    return lost
 
 
-@pytest.mark.slow
+def transactions_of(job: Job) -> Transactions:
+    return Transactions(ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers}))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("killed", [None, "repair-copied", "repair-recorded", "coordinator-committed"])
 def test_one_of_four_is_lost(
-    killed: str | None, quick_broker: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path
+    killed: str | None, quick_broker: KafkaCluster, job_of: Callable[..., Job], failpoint: Any
 ) -> None:
-    """Exactly the lost transaction is written again, also when the repair itself is killed; all output is exact."""
-    kafka = quick_broker
-    left, right = orders(4000), orders(4000, first=100_000)
-    for topic, records in ((f"{topic_name}-in", left), (f"{topic_name}-more", right)):
-        kafka.create_topic(topic, 3)
-        kafka.produce(topic, records)
-
-    def incarnation(env: dict[str, str] | None = None) -> Any:
-        return run(
-            "pipelines:diamond", "--param", f"name={topic_name}", "--parallelism", "2", "--until", "latest", *TIMEOUTS,
-            servers=kafka.bootstrap_servers, env=env,
-        )  # fmt: skip
-
-    assert incarnation(failpoint("coordinator-decided")).wait() == -9
-    lost = lose_one(kafka, topic_name)
+    job = job_of("diamond", "--parallelism", "2", *TIMEOUTS, cluster=quick_broker)
+    quick_broker.create_topic(f"{job.name}-more", 3)
+    job.feed(4000)
+    job.feed(4000, "more")
+    job.finish(env=failpoint("coordinator-decided"), code=-9)
+    lost, *others = decided(job)
+    assert len(others) == 3, "two sinks at parallelism 2"
+    transactions = transactions_of(job)
+    for each in others:
+        transactions.end_until_answered(each.transactional_id, each.producer_id, each.epoch, commit=True)
+    await_aborted(transactions, [lost])
     if killed is not None:
-        env = failpoint(killed)
-        assert incarnation(env).wait() == -9
-        assert (tmp_path / "fired" / killed).exists()
-    last = incarnation()
-    assert last.wait() == 0, last.said
+        job.finish(env=failpoint(killed), code=-9)
+    last = job.finish()
     if killed is None:
         assert f"{lost.transactional_id} repaired" in last.said
-    assert_totals(kafka, f"{topic_name}-out", left + right)
-    assert_copies(kafka, f"{topic_name}-copies", left + right)
-    history = read_history({"bootstrap.servers": kafka.bootstrap_servers}, topic_name)
-    assert history.unfinalized is None
+    job.assert_totals()
+    job.assert_copies()
+    assert job.history().unfinalized is None
+
+
+@pytest.mark.exhaustive
+def test_a_clean_stop_after_a_repair(quick_broker: KafkaCluster, job_of: Callable[..., Job], failpoint: Any) -> None:
+    """The repairs are visible in the place of what was lost, so that a clean stop ends with 0."""
+    job = job_of("slow", "--param", "pause_ms=1", *TIMEOUTS, cluster=quick_broker)
+    job.feed(3000)
+    run = job.start(env=failpoint("coordinator-decided", "stop"))
+    await_stopped(run.process.pid)
+    await_aborted(transactions_of(job), decided(job))
+    os.kill(run.process.pid, signal.SIGCONT)
+    run.await_event(lambda event: event["event"] == "note" and "repaired" in event["text"])
+    stop(run)
+    job.finish_here()
+    job.assert_totals()

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import struct
-import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from running import QUICK, orders
+from running import QUICK, orders, run_here
+from waiting import until
 
 from exactlyonce.checkpoint.records.committable import Written
+from exactlyonce.connectors.kafka import log as log_module
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.consumed import DamagedBatch
 from exactlyonce.connectors.kafka.log import Log, parse_batches
 from exactlyonce.connectors.kafka.range_reader import RangeReader
-from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.broker
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 COUNT = 400
@@ -26,7 +27,7 @@ HALT = 6
 HEADER_BYTES = 61
 
 
-def write(cluster: OwnCluster, topic: str, codec: str) -> tuple[int, int]:
+def write(cluster: KafkaCluster, topic: str, codec: str) -> tuple[int, int]:
     """Two batches of COUNT orders each, in one committed transaction: its producer id and epoch."""
     producer = Producer(
         {
@@ -44,49 +45,44 @@ def write(cluster: OwnCluster, topic: str, codec: str) -> tuple[int, int]:
         assert producer.flush(LIMIT_S) == 0
     producer.commit_transaction(LIMIT_S)
     log = Log(ClientConfig({"bootstrap.servers": cluster.bootstrap_servers}))
-    deadline = time.monotonic() + LIMIT_S
-    while len(batches := list(log.batches(topic, 0, 0))) < 3:  # a commit is answered before its marker is written
-        assert time.monotonic() < deadline
+    until(lambda: len(list(log.batches(topic, 0, 0))) == 3)  # a commit is answered before its marker is written
+    batches = list(log.batches(topic, 0, 0))
     log.close()
     assert [(each.base_offset, each.records) for each in batches] == [(0, COUNT), (COUNT, COUNT), (2 * COUNT, 1)]
     return batches[0].producer_id, batches[0].epoch
 
 
-def change_a_byte(cluster: OwnCluster, topic: str, batch: int) -> None:
-    """In the midst of the records of the *batch*-th batch of partition 0."""
-    segment = Path(cluster.broker.data_dir, "topics", f"{topic}-0", f"{0:020}.log")
-    data = bytearray(segment.read_bytes())
-    begin = 0
+def with_a_byte_changed(log: bytes, batch: int) -> bytes:
+    data, begin = bytearray(log), 0
     for _ in range(batch):
         begin += 12 + struct.unpack_from(">qi", data, begin)[1]
     end = begin + 12 + struct.unpack_from(">qi", data, begin)[1]
     data[(begin + HEADER_BYTES + end) // 2] ^= 1
-    segment.write_bytes(data)
+    return bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
-def test_a_changed_byte_is_found(stoppable: OwnCluster, topic_name: str, run: Any) -> None:
-    """With every codec a run halts before the damaged batch and names topic, partition and offset; nothing of the batch
-    is counted; ranges and logs are refused at the same place."""
-    cluster = stoppable
-    config = ClientConfig({"bootstrap.servers": cluster.bootstrap_servers})
+def test_a_changed_byte_is_found(stoppable: OwnCluster, topic_name: str) -> None:
+    config = ClientConfig({"bootstrap.servers": stoppable.bootstrap_servers})
     names = {codec: f"{topic_name}-{codec}" for codec in CODECS}
     writers = {}
     for codec, name in names.items():
-        cluster.create_topic(f"{name}-in")
-        writers[codec] = write(cluster, f"{name}-in", codec)
-    cluster.broker.stop()
+        stoppable.create_topic(f"{name}-in")
+        writers[codec] = write(stoppable, f"{name}-in", codec)
+    stoppable.broker.stop()
     for name in names.values():
-        change_a_byte(cluster, f"{name}-in", 1)
-    cluster.broker.start()
+        segment = Path(stoppable.broker.data_dir, "topics", f"{name}-in-0", f"{0:020}.log")
+        segment.write_bytes(with_a_byte_changed(segment.read_bytes(), 1))
+    stoppable.broker.start()
     for codec, name in names.items():
         topic = f"{name}-in"
         arguments = ("--param", f"name={name}", "--until", "latest", "--inline", *QUICK)
-        job = run("pipelines:linear", *arguments, servers=cluster.bootstrap_servers)
-        assert job.wait() == HALT, job.said
-        assert f"{topic}[0] is damaged at offset {COUNT}" in job.said
-        assert "Choices: restore the partition" in job.said
-        assert len(cluster.read_committed(f"{name}-out")) <= COUNT
+        code, said = run_here(stoppable.bootstrap_servers, "pipelines:linear", *arguments)
+        assert code == HALT, said
+        assert f"{topic}[0] is damaged at offset {COUNT}" in said
+        assert "Choices: restore the partition" in said
+        assert len(stoppable.read_committed(f"{name}-out")) <= COUNT
         with pytest.raises(DamagedBatch, match=rf"{topic}\[0\] is damaged at offset {COUNT}"):
             _read(RangeReader(topic, 0, 0, 2 * COUNT, config))
         assert _read(RangeReader(topic, 0, 0, COUNT, config)) == COUNT
@@ -94,21 +90,22 @@ def test_a_changed_byte_is_found(stoppable: OwnCluster, topic_name: str, run: An
             list(Log(config).records(*writers[codec], Written(topic, 0, 0, 2 * COUNT)))
 
 
-def test_a_changed_byte_of_a_marker_is_found(stoppable: OwnCluster, topic_name: str) -> None:
+def test_a_changed_byte_of_a_marker_is_found(
+    kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A marker that says something else than was written tells nobody's fate."""
-    cluster = stoppable
-    cluster.create_topic(topic_name)
-    write(cluster, topic_name, "none")
-    cluster.broker.stop()
-    change_a_byte(cluster, topic_name, 2)
-    cluster.broker.start()
-    log = Log(ClientConfig({"bootstrap.servers": cluster.bootstrap_servers}))
+    kafka.create_topic(topic_name)
+    write(kafka, topic_name, "none")
+    parse = log_module.parse_batches
+    changed = partial(with_a_byte_changed, batch=2)
+    monkeypatch.setattr(log_module, "parse_batches", lambda data, place: parse(changed(bytes(data)), place))
+    log = Log(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))
     with pytest.raises(DamagedBatch, match=f"{topic_name}-0 is damaged at offset {2 * COUNT}"):
         list(log.batches(topic_name, 0, 0))
+    log.close()
 
 
 def test_bytes_that_are_no_batches() -> None:
-    """A length that leads nowhere, and another format, are damage, not an endless search."""
     for length, magic in ((-12, 2), (0, 2), (100, 1)):
         data = struct.pack(">qiib", 7, length, 0, magic) + bytes(200)
         with pytest.raises(DamagedBatch, match="orders-3 is damaged at offset 7"):

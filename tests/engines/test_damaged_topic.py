@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from damaging import damage
-from running import QUICK, assert_totals, orders
+from running import Job
 from unreferenced import unreferenced_blocks
 
 from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, scan_blocks
-from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.cli.main import main
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import OwnCluster
 
@@ -27,62 +25,37 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 HALT = 6
 
 
-class Job:
-    """The linear pipeline on a broker that may be stopped, run to the end of its input again and again."""
+def listed(job: Job, capsys: pytest.CaptureFixture[str]) -> dict[int, dict[str, Any]]:
+    capsys.readouterr()
+    assert main(["checkpoints", job.name, "--json", "--bootstrap-servers", job.kafka.bootstrap_servers]) == 0
+    return {each["checkpoint"]: each for each in json.loads(capsys.readouterr().out)["checkpoints"]}
 
-    def __init__(self, kafka: OwnCluster, name: str, run: Any) -> None:
-        self.kafka, self.name, self._run = kafka, name, run
-        self.fed: list[tuple[str, str]] = []
-        kafka.create_topic(f"{name}-in", 3)
 
-    def feed(self) -> None:
-        """A hundred orders more."""
-        more = orders(100, first=len(self.fed))
-        self.kafka.produce(f"{self.name}-in", more)
-        self.fed += more
+def damage_in(job: Job, partition: int, key: str, *, known_checksum: bool = False) -> None:
+    assert isinstance(job.kafka, OwnCluster)
+    damage(job.kafka, checkpoint_topic(job.name), partition, key.encode(), known_checksum=known_checksum)
 
-    def run(self) -> Any:
-        """One incarnation, which is over."""
-        arguments = ("pipelines:linear", "--param", f"name={self.name}", "--until", "latest", "--inline", *QUICK)
-        incarnation = self._run(*arguments, servers=self.kafka.bootstrap_servers)
-        incarnation.wait()
-        return incarnation
 
-    @property
-    def history(self) -> History:
-        return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
-
-    def listed(self) -> dict[int, dict[str, Any]]:
-        """What `exactlyonce checkpoints` says, by checkpoint."""
-        command = [sys.executable, "-m", "exactlyonce.cli.main", "checkpoints", self.name, "--json"]
-        servers = ["--bootstrap-servers", self.kafka.bootstrap_servers]
-        said = subprocess.run([*command, *servers], capture_output=True, text=True, check=True).stdout
-        return {each["checkpoint"]: each for each in json.loads(said)["checkpoints"]}
-
-    def damage(self, partition: int, key: str, *, known_checksum: bool = False) -> None:
-        """A bit of the value under *key*."""
-        damage(self.kafka, checkpoint_topic(self.name), partition, key.encode(), known_checksum=known_checksum)
+def goes_on(job: Job) -> str:
+    job.feed(100)
+    return job.finish_here()
 
 
 @pytest.fixture
-def job(stoppable: OwnCluster, topic_name: str, run: Any) -> Job:
-    """One that has completed three checkpoints and more."""
-    made = Job(stoppable, topic_name, run)
+def job(stoppable: OwnCluster, job_of: Callable[..., Job]) -> Job:
+    made = job_of("linear", cluster=stoppable)
     for _ in range(3):
-        made.feed()
-        assert made.run().process.returncode == 0
-    assert len(made.history.retained) == 3
+        goes_on(made)
+    assert len(made.history().retained) == 3
     return made
 
 
 def index_of(manifest: Manifest) -> BlockRef:
-    """The first index block of its only operator."""
     return manifest.operators[0].index[0][0]
 
 
 @pytest.mark.exhaustive
 def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) -> None:
-    """Blocks before and behind a damaged batch of many are read and found; one of its own is named as damaged."""
     kafka = stoppable
     config = {"bootstrap.servers": kafka.bootstrap_servers}
     topic, refs = prepare_topic(config, topic_name, 2), []
@@ -107,60 +80,46 @@ def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) ->
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("known_checksum", [False, True])
-def test_blocks(known_checksum: bool, job: Job) -> None:
-    """A damaged index of an older checkpoint is noted, and goes when that expires; of the newest one it is a halt."""
-    older = job.history.retained[1]
+def test_blocks(known_checksum: bool, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    """A damaged index of an older checkpoint goes when that expires; of the newest one it is a halt."""
+    older = job.history().retained[1]
     ref = index_of(older)
-    job.damage(ref.partition, ref.key, known_checksum=known_checksum)
-    assert [each["state"] for each in job.listed().values()] == ["finalized", "damaged", "finalized"]
-    assert ref.key in job.listed()[older.checkpoint]["damage"]
-    job.feed()
-    incarnation = job.run()
-    assert incarnation.process.returncode == 0, incarnation.said
-    assert f"checkpoint {older.checkpoint} is damaged and can be restored from no more" in incarnation.said
-    assert ref.key in incarnation.said
-    while older.checkpoint in job.history.manifests:
-        job.feed()
-        assert job.run().process.returncode == 0
+    damage_in(job, ref.partition, ref.key, known_checksum=known_checksum)
+    found = listed(job, capsys)
+    assert [each["state"] for each in found.values()] == ["finalized", "damaged", "finalized"]
+    assert ref.key in found[older.checkpoint]["damage"]
+    said = goes_on(job)
+    assert f"checkpoint {older.checkpoint} is damaged and can be restored from no more" in said
+    assert ref.key in said
+    while older.checkpoint in job.history().manifests:
+        goes_on(job)
     assert unreferenced_blocks(job.kafka, job.name) <= ({ref.key} if not known_checksum else set())
-    assert_totals(job.kafka, f"{job.name}-out", job.fed)
-    newest = index_of(job.history.retained[-1])
-    job.damage(newest.partition, newest.key, known_checksum=known_checksum)
-    incarnation = job.run()
-    assert incarnation.process.returncode == HALT, incarnation.said
-    assert newest.key in incarnation.said
-    assert "Choices:" in incarnation.said
+    job.assert_totals()
+    newest = index_of(job.history().retained[-1])
+    damage_in(job, newest.partition, newest.key, known_checksum=known_checksum)
+    said = job.finish_here(code=HALT)
+    assert newest.key in said
+    assert "Choices:" in said
 
 
 @pytest.mark.exhaustive
 def test_decisions(job: Job) -> None:
     """A damaged batch of decisions is noted where a newer manifest lies behind it; else it may hide one: a halt."""
-    older, newest = job.history.retained[0], job.history.retained[-1]
-    job.damage(0, f"manifest/{older.checkpoint}")
-    job.feed()
-    incarnation = job.run()
-    assert incarnation.process.returncode == 0, incarnation.said
-    assert "of the decision log" in incarnation.said
-    assert_totals(job.kafka, f"{job.name}-out", job.fed)
-    newest = job.history.retained[-1]
-    job.damage(0, f"manifest/{newest.checkpoint}")
-    incarnation = job.run()
-    assert incarnation.process.returncode == HALT, incarnation.said
-    assert "may be visible" in incarnation.said
+    damage_in(job, 0, f"manifest/{job.history().retained[0].checkpoint}")
+    assert "of the decision log" in goes_on(job)
+    job.assert_totals()
+    damage_in(job, 0, f"manifest/{job.history().retained[-1].checkpoint}")
+    assert "may be visible" in job.finish_here(code=HALT)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("known_checksum", [False, True])
 def test_a_damaged_decision_expires(known_checksum: bool, job: Job) -> None:
-    """The checkpoint of a damaged older decision counts as retained until newer ones are, and then goes with its
-    blocks."""
-    older = job.history.retained[0].checkpoint
-    job.damage(0, f"manifest/{older}", known_checksum=known_checksum)
-    assert job.history.damaged_checkpoints() == [older]
+    older = job.history().retained[0].checkpoint
+    damage_in(job, 0, f"manifest/{older}", known_checksum=known_checksum)
+    assert job.history().damaged_checkpoints() == [older]
     for _ in range(3):
-        job.feed()
-        incarnation = job.run()
-        assert incarnation.process.returncode == 0, incarnation.said
-    assert job.history.damaged_checkpoints() == []
+        goes_on(job)
+    assert job.history().damaged_checkpoints() == []
     assert unreferenced_blocks(job.kafka, job.name) == set()
-    assert_totals(job.kafka, f"{job.name}-out", job.fed)
+    job.assert_totals()

@@ -101,7 +101,6 @@ def test_what_was_written_for_a_declined_snapshot_is_acknowledged() -> None:
 
 
 def test_only_an_index_waits_for_other_blocks() -> None:
-    """Those of the state and of the order log are durable at one time, the index behind them at another."""
     blocks, acks, channel = LateBlocks(), list[Ack](), LocalChannel()
     writer = BlockWriter(blocks, TopicInfo("p", "id", 5, 1), incarnation=1, attempt=0, nonce="n")
     subtask = subtask_of([Stuck("roomy", full_then=False)], writer, acks, channel)
@@ -146,7 +145,5 @@ def test_a_state_that_waits_for_room_is_not_called_read() -> None:
 
 
 class StoppedClock:
-    """The clients of a worker in a test: only the time is asked, and it stands still."""
-
     def monotonic_s(self) -> float:
         return 0.0

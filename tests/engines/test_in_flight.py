@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, RecordPlace
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines import in_flight
 from exactlyonce.engines.activity import Activity
@@ -29,21 +30,16 @@ from exactlyonce.sinks import KafkaSink
 
 
 class Order(msgspec.Struct):
-    """What went round."""
-
     id: int
     total: int
 
 
 class Renamed(msgspec.Struct):
-    """As which it could be read, without its total."""
-
     id: int
     amount: int = 0
 
 
 def graph(type_: Any, source: str) -> LogicalGraph:
-    """A loop of *type_*."""
     pipeline = Pipeline("p")
     loop = pipeline.feedback("back", type_)
     orders = pipeline.source(source, KafkaSource("in", value=type_)).union(loop)
@@ -63,13 +59,9 @@ class Log:
         self.said = in_flight.FRAMES if older else in_flight.said_of_records({"back": describe(type_)})
         self.bodies = [body for body in in_flight.encode([InFlightFrame(f"{edge.name}:0", frame)]) if body]
         refs = [BlockRef(1, n, f"k{n}", len(each), hashlib.sha256(each).digest()) for n, each in enumerate(self.bodies)]
-        self.manifest = Manifest(
-            pipeline="p", checkpoint=3, incarnation=1, attempt=0, kind="checkpoint", base=2, previous=2,
-            triggered_at_ms=0, completed_at_ms=0, fingerprint=before.fingerprint(),
-            max_parallelism=before.max_parallelism, parallelism=1, block_partitions=2, block_end_offsets=(),
-            written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
-            channel_logs=(ChannelLog("task", 0, 1, tuple(refs)),),
-        )  # fmt: skip
+        logs = (ChannelLog("task", 0, 1, tuple(refs)),)
+        own: dict[str, Any] = {"fingerprint": before.fingerprint(), "max_parallelism": before.max_parallelism}
+        self.manifest = blank_manifest(channel_logs=logs, **own)
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
         return ((ref, Block("task", 3, "in-flight", "zlib", self.said, self.bodies[ref.offset])) for ref in refs)
@@ -79,29 +71,37 @@ class Log:
 
 
 def test_a_changed_pipeline_goes_on_with_what_went_round_a_loop() -> None:
-    """Its id and its type are the same."""
     log = Log()
     (frame,) = log.restored(graph(Order, "renamed"))
     assert BatchCodec(Order).decode(frame.frame).records == [Order(1, 500)]
 
 
+def test_what_stems_from_a_skipped_record_is_not_restored() -> None:
+    log = Log()
+    for offset, left in ((7, 0), (6, 1)):
+        skips = (RecordPlace("in", 0, offset), RecordPlace("in", 1, 7), RecordPlace("other", 0, 7))
+        assert len(in_flight.restored(log.manifest, graph(Order, "orders"), 0, 1, log, skips)) == left
+    codec, places = BatchCodec(int), [Coordinates("in", 0, offset) for offset in (3, 4, 4, 5)]
+    for keys, kept in ((None, None), ([b"a", b"b", b"c", b"d"], [b"a", b"d"])):
+        frame = codec.without(codec.encode(Batch([1, 2, 3, 4], places, keys)), [RecordPlace("in", 0, 4)])
+        assert frame is not None
+        batch = codec.decode(frame)
+        assert (batch.records, batch.keys, list(batch.origins)) == ([1, 4], kept, [places[0], places[3]])
+
+
 @pytest.mark.parametrize("older", [False, True])
 def test_a_loop_of_another_type(older: bool) -> None:
-    """Records that can be read as it, but not without loss, are refused, with what to do."""
     with pytest.raises(GraphError, match=r"round loop 'back', written as another type .* Give the loop its old type"):
         Log(older=older).restored(graph(Renamed, "orders"))
 
 
 class Grown(msgspec.Struct):
-    """`Order`, and a field more."""
-
     id: int
     total: int
     note: str = ""
 
 
 def test_a_loop_whose_type_has_grown() -> None:
-    """Takes what went round it, if a log says of which type that was."""
     (frame,) = Log().restored(graph(Grown, "orders"))
     assert BatchCodec(Grown).decode(frame.frame).records == [Grown(1, 500)]
     with pytest.raises(GraphError, match="they would not be what they were"):
@@ -109,56 +109,40 @@ def test_a_loop_whose_type_has_grown() -> None:
 
 
 class Array(msgspec.Struct, array_like=True):
-    """By position."""
-
     customer: int
     retries: int
 
 
 class ArraySwapped(msgspec.Struct, array_like=True):
-    """Its fields have changed places."""
-
     retries: int
     customer: int
 
 
 class Pair(NamedTuple):
-    """By position."""
-
     a: int
     b: int
 
 
 class PairSwapped(NamedTuple):
-    """Its fields have changed places."""
-
     b: int
     a: int
 
 
 class Omitting(msgspec.Struct, omit_defaults=True):
-    """Leaves a limit out."""
-
     id: int
     limit: int = 5
 
 
 class OmittingAnother(msgspec.Struct, omit_defaults=True):
-    """Leaves out another."""
-
     id: int
     limit: int = 500
 
 
 class Listed(msgspec.Struct):
-    """In an order."""
-
     some: list[int]
 
 
 class InSet(msgspec.Struct):
-    """In none."""
-
     some: set[int]
 
 
@@ -173,7 +157,6 @@ OF_ANOTHER_TYPE = [
 
 @pytest.mark.parametrize(("record", "type_", "why"), OF_ANOTHER_TYPE)
 def test_a_loop_of_a_type_with_the_same_bytes(record: Any, type_: Any, why: str) -> None:
-    """What went round it is refused by the schema alone, with the field, wherever it is restored."""
     with pytest.raises(GraphError, match=rf"loop 'back', written as another type .*: {why} would be lost\. Give"):
         Log(type(record), record).restored(graph(type_, "orders"))
     entries = [LoopEntry(0, msgspec.msgpack.encode(record), "in", 0, 7)]
@@ -197,16 +180,21 @@ def test_a_loop_that_is_gone() -> None:
         in_flight.restored(log.manifest, without, 1, 2, log)
 
 
-def test_a_worker_says_what_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With each block of what is on its way."""
+def builder_of(log: Log, monkeypatch: pytest.MonkeyPatch) -> building._Builder:
     monkeypatch.setattr(building, "state_backend", lambda *_: None)
-    log, nobody, said = Log(), cast(Any, None), list[str]()
-    start = SimpleNamespace(subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest)
+    nobody = cast(Any, None)
+    start = SimpleNamespace(
+        subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest, skips=()
+    )
     clients = SimpleNamespace(block_reader=lambda: log)
     built = building.Built(nobody, Activity(), backend=nobody)
-    builder = building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
+    return building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
+
+
+def test_a_worker_says_what_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, said = Log(), list[str]()
     writer = SimpleNamespace(write=lambda block, *_: said.append(block.schema))
-    builder.names.write_in_flight(cast(Any, writer), 4, "task", 0, b"")
+    builder_of(log, monkeypatch).names.write_in_flight(cast(Any, writer), 4, "task", 0, b"")
     assert said == [log.said] == [in_flight.said_of_records({"back": describe(Order)})]
 
 
@@ -215,13 +203,7 @@ def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.
     several of them had."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 0)
     monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 0)
-    monkeypatch.setattr(building, "state_backend", lambda *_: None)
-    log, nobody = Log(), cast(Any, None)
-    start = SimpleNamespace(subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest)
-    clients = SimpleNamespace(block_reader=lambda: log)
-    built = building.Built(nobody, Activity(), backend=nobody)
-    builder = building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
-    (loop,) = builder.loops.values()
+    (loop,) = builder_of(Log(), monkeypatch).loops.values()
     loop.send(b"", 1)
     with pytest.raises(GraphError, match="feeds more and more"):
         loop.send(b"", 1)

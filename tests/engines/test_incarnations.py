@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from running import QUICK, Run, assert_totals, orders
+from running import Job, stop
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
@@ -26,31 +24,19 @@ def no_decision_counts(kafka: KafkaCluster, pipeline: str) -> Iterator[None]:
     producer.abort_transaction(LIMIT_S)
 
 
-def another_incarnation(job: Run) -> None:
-    """Wait until one ends that could not learn what became of its decision."""
-    job.await_event(lambda event: "A new incarnation begins" in event.get("text", ""))
-
-
 @pytest.mark.exhaustive
 @pytest.mark.broker
 @pytest.mark.slow
-def test_incarnations_that_complete_checkpoints_never_use_up_the_strategy(
-    kafka: KafkaCluster, topic_name: str, run: Any
-) -> None:
-    """Three incarnations end one after the other, each of which has completed a checkpoint: two attempts are enough."""
-    kafka.create_topic(f"{topic_name}-in", 2)
-    fed: list[tuple[str, str]] = []
-    arguments = ("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
-    job = run(*arguments, "--restart", "fixed_delay:attempts=2,delay=1s")
+def test_incarnations_that_complete_checkpoints_never_use_up_the_strategy(job_of: Callable[..., Job]) -> None:
+    job = job_of("linear", "--restart", "fixed_delay:attempts=2,delay=1s")
+    run = job.start()
     for _ in range(4):
-        kafka.produce(f"{topic_name}-in", more := orders(200, first=len(fed)))
-        fed += more
-        job.await_checkpoint()
-        if len(fed) < 800:
-            with no_decision_counts(kafka, topic_name):
-                another_incarnation(job)
-    job.process.send_signal(signal.SIGTERM)
-    assert job.wait() == 0, job.said
-    assert [event["incarnation"] for event in job.events if event["event"] == "started"] == [1, 2, 3, 4]
-    assert run(*arguments, "--until", "latest").wait() == 0  # a stop may come before all that was fed is read
-    assert_totals(kafka, f"{topic_name}-out", fed)
+        job.feed(200)
+        run.await_checkpoint()
+        if len(job.fed) < 800:
+            with no_decision_counts(job.kafka, job.name):
+                run.await_event(lambda event: "A new incarnation begins" in event.get("text", ""))
+    stop(run)
+    assert [event["incarnation"] for event in run.events if event["event"] == "started"] == [1, 2, 3, 4]
+    job.finish_here()  # a stop may come before all that was fed is read
+    job.assert_totals()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
-from running import QUICK, Run, assert_totals, orders
+from running import Job, Run
+from waiting import until
 
-from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import TopicError
@@ -20,68 +19,67 @@ pytestmark = pytest.mark.broker
 
 HALTED = 6
 KEPT = 60
+JobOf = Callable[..., Job]
 
 
 def delete(kafka: KafkaCluster, topic: str) -> None:
-    """Returns once it is gone."""
     admin = kafka.admin()  # which takes its answers with it
     admin.delete_topics([topic])[topic].result(LIMIT_S)
-    topics, deadline = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})), time.monotonic() + LIMIT_S
-    try:
-        while time.monotonic() < deadline:
-            topics.describe([topic])
-    except TopicError:
-        return
-    finally:
-        topics.close()
-    raise AssertionError(f"{topic} is still there")
+    topics = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))
+    with pytest.raises(TopicError):
+        until(lambda: not topics.describe([topic]))
+    topics.close()
 
 
-def noted(kafka: KafkaCluster, pipeline: str) -> dict[tuple[str, int], tuple[int, str]]:
-    """(offset, topic id) by topic and partition, in the newest manifest."""
-    newest = read_history({"bootstrap.servers": kafka.bootstrap_servers}, pipeline).latest
+def noted(job: Job) -> dict[tuple[str, int], tuple[int, str]]:
+    newest = job.history().latest
     assert newest is not None
     return {(each.topic, each.partition): (each.offset, each.topic_id) for each in newest.offsets}
 
 
+def halted(run: Run, *texts: str) -> None:
+    assert run.wait() == HALTED, run.said
+    assert [text for text in texts if text not in run.said] == [], run.said
+
+
+def read_all(run: Run, job: Job) -> None:
+    run.await_event(lambda event: event["event"] == "checkpoint" and event["records_in"] >= len(job.fed))
+
+
 @pytest.mark.exhaustive(but=["0"])
 @pytest.mark.parametrize("away_s", [0, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_topic_that_is_made_anew_under_a_job(
-    away_s: float, kafka: KafkaCluster, topic_name: str, run: Callable[..., Any]
-) -> None:
-    """The job halts and names the topic, and no checkpoint has an offset of the new one, which the worker has read
-    while the coordinator slept."""
-    topic = kafka.create_topic(f"{topic_name}-in")
-    fed = orders(100)
-    kafka.produce(topic, fed)
-    job = run("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
-    while job.await_checkpoint()["records_in"] < 100:
-        pass
-    before = noted(kafka, topic_name)
-    job.process.send_signal(signal.SIGSTOP)
-    delete(kafka, topic)
+def test_a_topic_that_is_made_anew_under_a_job(away_s: float, kafka: KafkaCluster, job_of: JobOf) -> None:
+    job = job_of("linear", partitions=1)
+    job.feed(100)
+    run = job.start()
+    read_all(run, job)
+    before = noted(job)
+    run.process.send_signal(signal.SIGSTOP)
+    delete(kafka, job.topic)
     time.sleep(away_s)  # not to wait for anything: so that clients ask for it while it is away, or do not
-    kafka.create_topic(topic)
-    kafka.produce(topic, orders(500, first=100))
-    job.process.send_signal(signal.SIGCONT)
-    assert job.wait() == HALTED, job.said
-    assert topic in job.said
-    assert noted(kafka, topic_name) == before
-    assert_totals(kafka, f"{topic_name}-out", fed)
+    kafka.create_topic(job.topic)
+    kafka.produce(job.topic, job.fed * 5)
+    run.process.send_signal(signal.SIGCONT)
+    halted(run, job.topic)
+    assert noted(job) == before
+    job.assert_totals()
 
 
-def test_a_topic_that_is_deleted_under_an_idle_job(
-    kafka: KafkaCluster, topic_name: str, run: Callable[..., Any]
-) -> None:
-    """The job halts though it has nothing to read, and says that the topic is gone."""
-    topic = kafka.create_topic(f"{topic_name}-in")
-    kafka.produce(topic, orders(100))
-    job = run("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
-    while job.await_checkpoint()["records_in"] < 100:
-        pass
+@pytest.mark.exhaustive(but=["input"])
+@pytest.mark.parametrize("which", ["input", "output", "output made anew"])
+def test_a_topic_that_is_deleted_under_an_idle_job(which: str, kafka: KafkaCluster, job_of: JobOf) -> None:
+    job = job_of("linear")
+    job.feed(100)
+    run = job.start("--inline")
+    read_all(run, job)
+    input_or_output, _, anew = which.partition(" ")
+    topic = f"{job.name}-{input_or_output.removesuffix('put')}"
     delete(kafka, topic)
-    assert job.wait() == HALTED, job.said
-    assert f"Topic '{topic}' was deleted" in job.said
+    if anew:
+        kafka.create_topic(topic)
+    halted(run, f"{'Topic' if which == 'input' else 'Output topic'} '{topic}' was deleted")
+    if which == "output":
+        assert "created topic" not in job.finish_here(code=HALTED)
 
 
 def cut(cluster: OwnCluster, topic: str) -> None:
@@ -101,51 +99,19 @@ def cut(cluster: OwnCluster, topic: str) -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("running", [False, True])
-def test_a_log_that_was_truncated_and_grew_again(
-    running: bool, stoppable: OwnCluster, topic_name: str, run: Callable[..., Any]
-) -> None:
-    """The pipeline halts where records that it has read are gone, though other records have their offsets now: at its
-    next start, and while it runs."""
-    cluster = stoppable
-    topic = cluster.create_topic(f"{topic_name}-in")
-    for first in range(0, 100, 10):
-        cluster.produce(topic, orders(10, first=first))
-    arguments = ("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
-    job = run(*arguments, *(() if running else ("--until", "latest")), servers=cluster.bootstrap_servers)
-    while job.await_checkpoint()["records_in"] < 100:
-        pass
-    assert running or job.wait() == 0
-    before = noted(cluster, topic_name)
-    cluster.broker.kill()
-    cut(cluster, topic)
-    cluster.broker.start()
-    cluster.produce(topic, orders(90, first=1000))
-    if not running:
-        job = run(*arguments, servers=cluster.bootstrap_servers)
-    assert job.wait() == HALTED, job.said
-    assert "the log was truncated" in job.said or "its log was truncated" in job.said
-    assert f"{topic}[0]" in job.said
-    assert noted(cluster, topic_name) == before
-    assert_totals(cluster, f"{topic_name}-out", orders(100))
-
-
-@pytest.mark.exhaustive(but=["deleted"])
-@pytest.mark.parametrize("again", [False, True], ids=["deleted", "made anew"])
-def test_an_output_topic_that_is_gone(
-    again: bool, kafka: KafkaCluster, topic_name: str, run: Callable[..., Run]
-) -> None:
-    """A job whose output topic is deleted halts, whether or not there is another one of its name; and the next run
-    does not make it anew either."""
-    kafka.create_topic(f"{topic_name}-in")
-    kafka.produce(f"{topic_name}-in", orders(100))
-    job = run("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
-    job.await_event(lambda event: event["event"] == "checkpoint" and event["records_in"] >= 100)
-    delete(kafka, f"{topic_name}-out")
-    if again:
-        kafka.create_topic(f"{topic_name}-out")
-    assert job.wait() == 6, job.said
-    assert f"Output topic '{topic_name}-out' was deleted" in job.said
-    if not again:
-        after = run("pipelines:linear", "--param", f"name={topic_name}", *QUICK)
-        assert after.wait() == 6, after.said
-        assert "created topic" not in after.said
+def test_a_log_that_was_truncated_and_grew_again(running: bool, stoppable: OwnCluster, job_of: JobOf) -> None:
+    job = job_of("linear", cluster=stoppable, partitions=1)
+    for _ in range(10):
+        job.feed(10)
+    run = job.start(*(() if running else ("--until", "latest")))
+    read_all(run, job)
+    assert running or run.wait() == 0
+    before, fed = noted(job), list(job.fed)
+    stoppable.broker.kill()
+    cut(stoppable, job.topic)
+    stoppable.broker.start()
+    job.feed(90)
+    halted(run if running else job.start(), "log was truncated", f"{job.topic}[0]")
+    assert noted(job) == before
+    job.fed = fed
+    job.assert_totals()

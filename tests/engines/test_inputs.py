@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 class Price(msgspec.Struct):
-    """A record with a float."""
-
     amount: float
 
 
@@ -35,7 +33,6 @@ def batch(*records: object) -> Batch:
 
 
 def test_a_batch_comes_out_as_it_went_in() -> None:
-    """Records, keys and coordinates are those that were sent; an int in a float field has become a float."""
     codec = BatchCodec(Price)
     decoded = codec.decode(codec.encode(batch(Price(1.5), Price(2))))
     assert decoded.records == [Price(1.5), Price(2.0)]
@@ -45,7 +42,6 @@ def test_a_batch_comes_out_as_it_went_in() -> None:
 
 
 def test_a_record_of_another_type_is_named() -> None:
-    """The message has the type, the field and the coordinates of the record that does not fit."""
     codec = BatchCodec(Price)
     frame = codec.encode(batch(Price(1.0), Price("dear")))  # type: ignore[arg-type]  # what a checker would refuse
     with pytest.raises(RecordError, match=r"no.* valid Price: .*got `str`.*\$\.amount.*prices\[3\] offset 1"):
@@ -53,13 +49,11 @@ def test_a_record_of_another_type_is_named() -> None:
 
 
 def test_a_record_that_cannot_be_encoded_is_named() -> None:
-    """So has that of a record which no encoding exists for."""
     with pytest.raises(RecordError, match=r"prices\[3\] offset 1"):
         BatchCodec(Price).encode(batch(Price(1.0), object()))
 
 
 def test_coordinates_are_made_where_they_are_looked_at() -> None:
-    """A part of a batch has those of its records, whether one or all of them are looked at, and crosses once more."""
     codec = BatchCodec(Price)
     decoded = codec.decode(codec.encode(batch(*(Price(n) for n in range(5)))))
     part = decoded.part(1, 4)
@@ -73,8 +67,6 @@ def test_coordinates_are_made_where_they_are_looked_at() -> None:
 
 
 class Few:
-    """A source's reader that has so many records whenever it is asked, and says when that was."""
-
     idle = False
 
     def __init__(self, has: int, clock: Callable[[], float]) -> None:
@@ -89,14 +81,10 @@ class Few:
 
 
 class Line(NamedTuple):
-    """A record of it."""
-
     n: int
 
 
 class Numbers:
-    """Its description."""
-
     on_error = "fail"
 
     def decoder(self) -> Any:
@@ -118,7 +106,6 @@ def source(has: int) -> tuple[SourceInput, Few, list[float]]:
 
 
 def test_few_records_of_a_source_gather() -> None:
-    """One that had less than there was room for is asked again `GATHER_S` later, and not before."""
     read, reader, now = source(has=3)
     assert isinstance(read.next(1_000), Batch)
     assert read.next(1_000) is None
@@ -133,7 +120,6 @@ def test_few_records_of_a_source_gather() -> None:
 
 
 def test_a_source_with_a_whole_batch_is_asked_again_at_once() -> None:
-    """There is more where that came from; nobody waits while there is enough to do."""
     read, reader, _ = source(has=1_000_000)
     for _ in range(3):
         assert isinstance(read.next(10), Batch)
@@ -141,7 +127,6 @@ def test_a_source_with_a_whole_batch_is_asked_again_at_once() -> None:
 
 
 def test_a_barrier_does_not_wait_for_records_to_gather() -> None:
-    """It goes out though its source has just been asked."""
     read, reader, _ = source(has=3)
     read.next(1_000)
     read.triggers.append(SourceTrigger(BarrierFrame(7, 6), False, {}))

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import QUICK, assert_copies, assert_totals, orders
+from running import Job
 
 from exactlyonce.pipeline.failpoints import NAMES
-from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
 
@@ -23,43 +22,38 @@ ELSEWHERE = {
 }
 """What `exactlyonce run` meets only in a repair, beside another store, unaligned, from a savepoint, behind a cancelled
 run, or not at all."""
+STEPS = sorted(set(NAMES) - ELSEWHERE)
 
 
-def run_to_the_end(run: Callable[..., Any], name: str, target: str, *arguments: str, env: dict[str, str]) -> list[int]:
-    """Run again after every kill until it ends cleanly; the exit codes."""
+def run_to_the_end(job: Job, *arguments: str, env: dict[str, str]) -> list[int]:
     codes: list[int] = []
     while 0 not in codes:
         assert len(codes) < 5, f"it does not end: {codes}"
-        incarnation = run(target, "--param", f"name={name}", "--until", "latest", *QUICK, *arguments, env=env)
+        incarnation = job.start("--until", "latest", *arguments, env=env)
         codes.append(incarnation.wait())
         assert codes[-1] in (0, -9), incarnation.said
+    fired = Path(env["EXACTLYONCE_FAILPOINTS_FIRED"], env["EXACTLYONCE_FAILPOINTS"].partition("=")[0])
+    assert fired.exists(), "the planned kill happened"
     return codes
 
 
 @pytest.mark.exhaustive(but=["coordinator-decided"])
-@pytest.mark.parametrize("name", sorted(set(NAMES) - ELSEWHERE))
-def test_linear(name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path) -> None:
-    """A running total is exact though a process was killed at the step."""
-    kafka.create_topic(f"{topic_name}-in", 3)
-    fed = orders(6000)
-    kafka.produce(f"{topic_name}-in", fed)
-    env = failpoint(name)
-    codes = run_to_the_end(run, topic_name, "pipelines:linear", env=env)
-    assert (tmp_path / "fired" / name).exists(), "the planned kill happened"
+@pytest.mark.parametrize("name", STEPS)
+def test_linear(name: str, job_of: Callable[..., Job], failpoint: Any) -> None:
+    job = job_of("linear")
+    job.feed(3000)
+    codes = run_to_the_end(job, env=failpoint(name))
     assert codes == ([-9, 0] if name.startswith("coordinator") else [0])
-    assert_totals(kafka, f"{topic_name}-out", fed)
+    job.assert_totals()
 
 
 @pytest.mark.exhaustive(but=["coordinator-committed"])
-@pytest.mark.parametrize("name", sorted(set(NAMES) - ELSEWHERE))
-def test_diamond(name: str, kafka: KafkaCluster, topic_name: str, run: Any, failpoint: Any, tmp_path: Path) -> None:
-    """Two sources, a union, a shuffle and two sinks at parallelism 2 are exact though a process died at the step."""
-    left, right = orders(4000), orders(4000, first=100_000)
-    kafka.create_topic(f"{topic_name}-in", 3)
-    kafka.create_topic(f"{topic_name}-more", 2)
-    kafka.produce(f"{topic_name}-in", left)
-    kafka.produce(f"{topic_name}-more", right)
-    run_to_the_end(run, topic_name, "pipelines:diamond", "--parallelism", "2", env=failpoint(name))
-    assert (tmp_path / "fired" / name).exists(), "the planned kill happened"
-    assert_totals(kafka, f"{topic_name}-out", left + right)
-    assert_copies(kafka, f"{topic_name}-copies", left + right)
+@pytest.mark.parametrize("name", STEPS)
+def test_diamond(name: str, job_of: Callable[..., Job], failpoint: Any) -> None:
+    job = job_of("diamond", "--parallelism", "2")
+    job.kafka.create_topic(f"{job.name}-more", 2)
+    job.feed(1500)
+    job.feed(1500, "more")
+    run_to_the_end(job, env=failpoint(name))
+    job.assert_totals()
+    job.assert_copies()

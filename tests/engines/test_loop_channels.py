@@ -1,21 +1,29 @@
-"""The channel of a back edge: pauses, bounds, and what a capture has of it."""
+"""The channel of a back edge: pauses, bounds, captures; and the head of a loop: whose turn it is."""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from exactlyonce.engines.local import loops
-from exactlyonce.engines.local.channels import BarrierFrame
-from exactlyonce.engines.local.loops import LoopChannel
+from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.in_flight import InFlightFrame
+from exactlyonce.engines.local import loops, task
+from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
+from exactlyonce.engines.local.inputs import ChannelInput, RestoredChannel, RestoredInput
+from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
+from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
+from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.operators import Batch
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Kind, Node
 
 
 class Now:
-    """A clock."""
-
     now_s = 10.0
 
     def __call__(self) -> float:
@@ -23,14 +31,12 @@ class Now:
 
 
 def channel(now: Now, pause_ms: int = 0) -> LoopChannel:
-    """Of a loop that rests so long."""
     return LoopChannel(
         Node("retry", Kind.FEEDBACK, pause_ms=pause_ms), Node("try", Kind.MAP, location="here.py:7"), now
     )
 
 
 def test_what_rests_comes_when_its_pause_is_over() -> None:
-    """In its order, and a barrier behind it."""
     now = Now()
     loop = channel(now, pause_ms=500)
     loop.send(b"a", 1)
@@ -45,7 +51,6 @@ def test_what_rests_comes_when_its_pause_is_over() -> None:
 
 
 def test_a_capture_has_what_rests_and_does_not_wait_for_it() -> None:
-    """It is whole once the barrier has been sent, wherever the pause stands."""
     loop = channel(Now(), pause_ms=500)
     loop.send(b"a", 1)
     capture = loop.capture(1)
@@ -58,7 +63,6 @@ def test_a_capture_has_what_rests_and_does_not_wait_for_it() -> None:
 
 
 def test_a_loop_that_breeds_ends_the_job_and_names_who_feeds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was taken does not count; bytes do as well as records."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 100)
     loop = channel(Now())
     loop.send(b"a", 100)
@@ -91,7 +95,6 @@ def test_what_is_taken_over_from_several_subtasks_does_not_breed(monkeypatch: py
 
 
 def test_what_is_taken_over_again_and_again_does_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that breeds is named however often the job is killed before that."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 100)
     monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 10)
     for waiting in (0, 50, 90):
@@ -103,7 +106,6 @@ def test_what_is_taken_over_again_and_again_does_not_add_up(monkeypatch: pytest.
 
 
 def test_the_bounds_are_those_that_the_page_says() -> None:
-    """docs/pipelines.md has their numbers."""
     page = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
     for said in (
         f"{loops.ROUND_RECORDS_MAX:,} records",
@@ -111,3 +113,166 @@ def test_the_bounds_are_those_that_the_page_says() -> None:
         f"{loops.LOOP_BYTES_MAX >> 20} MB",
     ):
         assert said in page
+
+
+CODEC = BatchCodec(str)
+ORIGIN = Coordinates("in", 0, 0)
+
+
+class Head:
+    """A subtask with a channel of what is new, and a loop that nobody feeds but the test."""
+
+    def __init__(self, pause_ms: int = 0, restored: Sequence[str] = ()) -> None:
+        """*restored*: what went round at the restored checkpoint, each a frame of its own."""
+        self.taken: list[str] = []
+        self.new = LocalChannel()
+        self.loop = LoopChannel(Node("loop", Kind.FEEDBACK, pause_ms=pause_ms), Node("end", Kind.MAP), self.now_s)
+        self.subtask = Subtask(
+            name="head",
+            index=0,
+            inputs=[
+                ChannelInput("new", self.new, CODEC, self.push),
+                FeedbackInput(">loop:0", self.loop, CODEC, self.push),
+            ],
+            tables=[],
+            sinks=[],
+            outputs=[],
+            fed=[self.loop],
+            blocks=cast(Any, None),  # what writes the snapshots, which nobody advances here
+            names=cast(Any, None),
+            acknowledge=lambda message: None,
+            order=None,
+            monotonic_s=self.now_s,
+            restored=self.restored(restored),
+        )
+
+    def restored(self, records: Sequence[str]) -> RestoredInput | None:
+        if not records:
+            return None
+        frames = [CODEC.encode(Batch([record], [ORIGIN], None)) for record in records]
+        edges = {">loop": RestoredChannel(CODEC, self.push)}
+        return RestoredInput(deque(InFlightFrame(">loop:3", each) for each in frames), edges, cautious=True)
+
+    def now_s(self) -> float:
+        return 0.0
+
+    def push(self, batch: Batch) -> None:
+        self.taken += batch.records
+
+    def send(self, channel: LocalChannel, *records: str) -> None:
+        for record in records:
+            channel.send(CODEC.encode(Batch([record], [ORIGIN], None)), 1)
+
+    def steps(self) -> list[str]:
+        self.taken.clear()
+        while self.subtask.step():
+            pass
+        return list(self.taken)
+
+
+def test_what_goes_round_is_taken_between_any_two_of_what_is_new() -> None:
+    head = Head()
+    head.send(head.new, "n1", "n2", "n3")
+    head.send(head.loop, "r1", "r2")
+    assert head.steps() == ["r1", "n1", "r2", "n2", "n3"]
+
+
+def test_nothing_new_is_taken_while_too_much_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "ROUND_RECORDS_MAX", 2)
+    head = Head(pause_ms=500)
+    head.send(head.loop, "r1", "r2")
+    head.send(head.new, "n1")
+    assert head.steps() == ["n1"]
+    head.send(head.loop, "r3")
+    head.send(head.new, "n2")
+    assert head.subtask.going_round == 3
+    assert head.steps() == []
+    assert head.new.room == 0, "its writer is to send no more"
+    head.loop.took(1, 1)
+    assert head.steps() == ["n2"]
+    assert head.new.room
+
+
+def test_nothing_new_is_taken_while_too_many_bytes_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "ROUND_BYTES_MAX", 100)
+    head = Head(pause_ms=500)
+    head.send(head.loop, "x" * 100)
+    head.send(head.new, "n1")
+    assert (head.steps(), head.new.room) == ([], 0)
+
+
+def test_a_barrier_needs_no_room() -> None:
+    """Not even one behind a frame that is decoded and has to wait; the frame still comes first."""
+    head = Head()
+    behind = LocalChannel()
+    head.subtask._outlets = [Outlet(behind)]
+    behind.send(b"", behind.room)
+    head.send(head.new, "n1")
+    assert head.steps() == []
+    head.new.send_barrier(BarrierFrame(1, 0))
+    assert head.steps() == []
+    behind.took(behind.records, 8)
+    head.subtask.outputs = [behind]
+    assert head.steps() == ["n1"]
+    behind.send(b"", behind.room)
+    head.new.send_barrier(BarrierFrame(2, 1))
+    head.steps()
+    assert head.subtask.alignment.checkpoint_latest == 2
+
+
+def test_what_lies_before_a_barrier_is_taken_however_much_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "ROUND_RECORDS_MAX", 0)
+    head = Head(pause_ms=500)
+    head.send(head.loop, "r1")
+    head.send(head.new, "n1")
+    assert head.steps() == []
+    frame = BarrierFrame(1, 0)
+    head.subtask.triggered(frame, None)
+    head.new.send_barrier(frame)
+    head.send(head.new, "n2")
+    assert head.steps() == ["n1"]
+    assert head.subtask.alignment.checkpoint_latest == 1
+    assert head.subtask.busy
+
+
+def test_nothing_comes_round_behind_the_last_barrier() -> None:
+    head = Head()
+    frame = BarrierFrame(1, 0)
+    head.subtask.triggered(frame, None, final=True)
+    head.send(head.loop, "r1")
+    assert head.steps() == ["r1"]
+    head.send(head.loop, "r2")
+    head.new.send_barrier(frame)
+    assert head.steps() == []
+    assert head.subtask.busy
+
+
+def test_what_went_round_at_a_restart_comes_before_what_comes_round() -> None:
+    head = Head(restored=["o1", "o2", "o3"])
+    head.send(head.new, "n1", "n2")
+    head.send(head.loop, "r1", "r2")
+    assert head.subtask.going_round == 5
+    assert head.steps() == ["o1", "n1", "o2", "n2", "o3", "r1", "r2"]
+
+
+def test_no_barrier_waits_for_what_went_round_at_a_restart() -> None:
+    """Else a checkpoint could come too late each time, and what was tried until then be tried again each time."""
+    head = Head(restored=["o1", "o2", "o3"])
+    frame = BarrierFrame(1, 0)
+    head.subtask.triggered(frame, None, final=True)
+    head.send(head.new, "n1")
+    head.new.send_barrier(frame)
+    assert head.steps() == ["o1", "n1", "o2"]
+    assert head.subtask.alignment.checkpoint_latest == 1
+    assert head.subtask.restored is not None
+    assert [each.channel for each in head.subtask.restored.left()] == [">loop:3"]
+    assert head.subtask.restored.slices.pace.most == BATCH_RECORDS_MAX, "it may be handed out faster now"
+
+
+def test_what_was_restored_waits_while_a_disk_is_full() -> None:
+    head, table = Head(restored=["o1", "o2"]), SimpleNamespace(full="no room")
+    head.subtask.tables = cast(Any, [table])
+    head.send(head.new, "n1")
+    assert head.steps() == ["n1"]
+    table.full = ""
+    assert head.steps() == ["o1", "o2"]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from typing import cast
 
 import pytest
 from confluent_kafka import Producer
+from waiting import until
 
 from exactlyonce.checkpoint.decision_log import DIGEST_HEADER, DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable, Written, coordinator_id
@@ -38,8 +38,6 @@ PARTITIONS = 8
 
 
 class Stage:
-    """Transactions on *cluster*, and what ends them."""
-
     def __init__(self, cluster: KafkaCluster, topic: str) -> None:
         self.topic = cluster.create_topic(topic, PARTITIONS)
         self.config = ClientConfig({"bootstrap.servers": cluster.bootstrap_servers})
@@ -50,7 +48,6 @@ class Stage:
         self.performer = Performer(self.config, self.transactions, self.log, no_log, 60_000)
 
     def open(self, transactional_id: str) -> Committable:
-        """A transaction with one record in every partition."""
         settings = {"transactional.id": transactional_id, "log_level": 0}
         producer = Producer(self.config.confluent(settings))
         self.writers.append(producer)
@@ -71,17 +68,14 @@ class Stage:
         )  # fmt: skip
 
     def state(self, transactional_id: str) -> TransactionState:
-        """What the broker takes it for."""
         state = self.transactions.describe([transactional_id])[transactional_id]
         assert state is not None
         return state
 
     def is_complete(self, committable: Committable) -> bool:
-        """Whether the broker takes the transaction for complete."""
         return self.state(committable.transactional_id).state == "CompleteCommit"
 
     def hanging(self, committable: Committable) -> list[tuple[str, int]]:
-        """The partitions that show it as open."""
         partitions = [(each.topic, each.partition) for each in committable.written]
         return [
             (each.topic, each.partition)
@@ -92,7 +86,6 @@ class Stage:
 
 @pytest.fixture
 def stage(stoppable: OwnCluster, topic_name: str) -> Stage:
-    """A topic on a broker to be killed."""
     return Stage(stoppable, topic_name)
 
 
@@ -102,9 +95,7 @@ def killed_behind_its_answer(cluster: OwnCluster, stage: Stage, transactional_id
     assert stage.transactions.end_all([ending(committable)], commit=True) == [EndAnswer.COMPLETED]
     cluster.broker.kill()
     cluster.broker.start()
-    deadline = time.monotonic() + LIMIT_S
-    while not stage.is_complete(committable):
-        assert time.monotonic() < deadline
+    until(lambda: stage.is_complete(committable))
     return committable, bool(stage.hanging(committable))
 
 
@@ -117,9 +108,7 @@ def killed_behind_its_answer(cluster: OwnCluster, stage: Stage, transactional_id
 def test_a_commit_whose_markers_were_lost(
     kills_max: int, broken_off: bool, stoppable: OwnCluster, stage: Stage
 ) -> None:
-    """The broker is killed behind its answer to EndTxn, until it has lost a marker or the tries are used up; every time
-    the commit that recovery asks for again makes all records visible and adds none, also after writing the markers
-    again was broken off before its end."""
+    """Every time the commit that recovery asks for again makes all records visible and adds none."""
     cluster, committed = stoppable, list[str]()
     lost = False
     while not lost and len(committed) < kills_max:
@@ -144,8 +133,6 @@ def test_a_commit_whose_markers_were_lost(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kills_max", [1, KILLS_MAX], ids=["killed once", "until it is lost"])
 def test_a_decision_whose_markers_were_lost(kills_max: int, stoppable: OwnCluster, topic_name: str) -> None:
-    """The broker is killed behind its answer to a decision's commit, until it has lost a marker or the tries are used
-    up: every time the next incarnation reads the decision."""
     cluster = stoppable
     config = ClientConfig({"bootstrap.servers": cluster.bootstrap_servers})
     settings, name = config.confluent(), coordinator_id(topic_name)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.records.encoding import decode, encode
 from exactlyonce.checkpoint.records.manifest import MANIFEST_SIZE_MAX, BlockRef, ChannelLog, Manifest
 from exactlyonce.checkpoint.references import listed_by, named_by, references_of
-from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.engines import in_flight
@@ -34,17 +32,7 @@ LOOP = ">back:0"
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> Iterator[FileStorage]:
-    """Of one pipeline."""
-    found = FileStorage(LocalFolder(tmp_path, "blocks"))
-    found.check()
-    yield found
-    found.close()
-
-
-@pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block is small, and a manifest names two of them, a list three."""
     for name, value in (("PIECE_BYTES", 80), ("NAMED_MAX", 2), ("LISTED_MAX", 3)):
         monkeypatch.setattr(in_flight, name, value)
 
@@ -54,7 +42,7 @@ def acknowledged(storage: FileStorage, records: int) -> Ack:
     messages: list[Acknowledge] = []
     blocks, new = storage.begin(1, 0), LocalChannel()
     loop = LoopChannel(Node("back", Kind.FEEDBACK, pause_ms=60_000), Node("end", Kind.MAP), lambda: 0.0)
-    inputs = [ChannelInput("new:0", new, CODEC, _nobody), FeedbackInput(LOOP, loop, CODEC, _nobody)]
+    inputs = [ChannelInput("new:0", new, CODEC, cast(Any, None)), FeedbackInput(LOOP, loop, CODEC, cast(Any, None))]
     subtask = Subtask(
         name="head", index=0, inputs=[*inputs], tables=[], sinks=[], outputs=[], fed=[loop], blocks=blocks,
         names=BlockNames(0), acknowledge=messages.append, order=None, monotonic_s=lambda: 0.0,
@@ -70,25 +58,11 @@ def acknowledged(storage: FileStorage, records: int) -> Ack:
 
 
 def frame(number: int) -> bytes:
-    """A record that is alone in it."""
     return CODEC.encode(Batch([number], [Coordinates("in", 0, number)], None))
 
 
-def _nobody(batch: Batch) -> None:
-    raise AssertionError("nothing is taken")
-
-
-def of(log: ChannelLog, manifest_of: Callable[..., Manifest]) -> Manifest:
-    """A checkpoint that has no more."""
-    return manifest_of("totals", channel_logs=(log,))
-
-
 @pytest.mark.usefixtures("few")
-def test_a_manifest_names_lists_where_there_are_many_blocks(
-    storage: FileStorage, manifest_of: Callable[..., Manifest]
-) -> None:
-    """What is restored is all of it, in its order; what the checkpoint stands on is every block that was written, by
-    the word of whoever decides, and as whoever reads the topic later finds it."""
+def test_a_manifest_names_lists_where_there_are_many_blocks(storage: FileStorage) -> None:
     ack = acknowledged(storage, RECORDS)
     log = ack.channel_log
     assert log is not None
@@ -96,7 +70,7 @@ def test_a_manifest_names_lists_where_there_are_many_blocks(
     assert 1 < len(log.blocks) < len(ack.on_their_way) / 2
     frames = [*in_flight.frames_of(log, storage)]
     assert [CODEC.decode(each.frame).records for each in frames] == [[number] for number in range(RECORDS)]
-    manifest = of(log, manifest_of)
+    manifest = blank_manifest(channel_logs=(log,))
     assert decode(encode(manifest), Manifest) == manifest
     written = set(storage.since((0,)).blocks)
     assert set(ack.written) == written
@@ -106,36 +80,34 @@ def test_a_manifest_names_lists_where_there_are_many_blocks(
     assert {*listed_by(plan), *named_by(manifest)} == written
 
 
-def test_a_manifest_names_few_blocks_itself(storage: FileStorage, manifest_of: Callable[..., Manifest]) -> None:
-    """There is one list less to write and to read."""
+def test_a_manifest_names_few_blocks_itself(storage: FileStorage) -> None:
     ack = acknowledged(storage, RECORDS)
     log = ack.channel_log
     assert log is not None
     assert (log.indexed, len(log.blocks), ack.on_their_way, ack.written) == (False, 1, (), log.blocks)
-    assert references(of(log, manifest_of), storage) == {*log.blocks}
+    assert references(blank_manifest(channel_logs=(log,)), storage) == {*log.blocks}
 
 
 @pytest.mark.usefixtures("few")
-def test_a_list_that_is_gone_is_damage(storage: FileStorage, manifest_of: Callable[..., Manifest]) -> None:
-    """Nobody takes the checkpoint for one with less on its way."""
+def test_a_list_that_is_gone_is_damage(storage: FileStorage) -> None:
     log = acknowledged(storage, RECORDS).channel_log
     assert log is not None
     storage.dropped(log.blocks[-1:])
     with pytest.raises(DamagedBlock, match="is gone"):
-        references(of(log, manifest_of), storage)
+        references(blank_manifest(channel_logs=(log,)), storage)
     with pytest.raises(DamagedBlock, match="is gone"):
         [*in_flight.frames_of(log, storage)]
 
 
-def test_a_manifest_has_room_for_whatever_is_on_its_way(manifest_of: Callable[..., Manifest]) -> None:
+def test_a_manifest_has_room_for_whatever_is_on_its_way() -> None:
     """Of 64 subtasks, each with 32 GB in blocks; named one by one, the blocks of 2 GB would be too many."""
     key = "block/12/1234567/an-operator-of-usual-length/63/1234567/12-abcdef012345"
     ref = BlockRef(4, 1 << 40, key, 1 << 20, bytes(32))
     lists = in_flight.lists_of([ref] * ((32 << 30) // in_flight.PIECE_BYTES))
     assert max(map(len, lists)) < 1 << 20, "a list is a block"
     log = ChannelLog("an-operator-of-usual-length", 63, 1 << 40, (ref,) * len(lists), indexed=True)
-    manifest = manifest_of("totals", channel_logs=(log,) * 64)
+    manifest = blank_manifest(channel_logs=(log,) * 64)
     assert len(encode(manifest)) < MANIFEST_SIZE_MAX / 2
     named = msgspec.structs.replace(log, blocks=(ref,) * ((2 << 30) // in_flight.PIECE_BYTES))
     with pytest.raises(Exception, match="is over the limit"):
-        encode(manifest_of("totals", channel_logs=(named,)))
+        encode(blank_manifest(channel_logs=(named,)))

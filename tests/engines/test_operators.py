@@ -4,112 +4,97 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import QUICK, orders
+from running import QUICK, Job, run_here, visible
 
 from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
+JobOf = Callable[..., Job]
 
 
-@pytest.mark.exhaustive(but=["arguments1"])
-@pytest.mark.parametrize("arguments", [(), ("--parallelism", "2"), ("--parallelism", "3"), ("--inline",)])
-def test_everything(arguments: tuple[str, ...], kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path) -> None:
-    """Maps, resources, side outputs, unions, flat maps, states that end, reductions, metadata, five sinks."""
-    fed, more = orders(600, customers=20), orders(300, customers=20, first=10_000)
-    for topic, records in ((f"{topic_name}-in", fed), (f"{topic_name}-more", more)):
-        kafka.create_topic(topic, 3)
-        kafka.produce(topic, records)
+@pytest.mark.exhaustive(but=["inline"])
+@pytest.mark.parametrize("parallelism", [pytest.param(0, id="inline"), 1, 2, 3])
+def test_everything(parallelism: int, kafka: KafkaCluster, job_of: JobOf, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    job = run(
-        "pipelines:everything", "--param", f"name={topic_name}", "--param", f"log={log}", "--until", "latest", *QUICK,
-        *arguments,
-    )  # fmt: skip
-    assert job.wait() == 0, job.said
-    given = [json.loads(value) for _, value in fed]
-    assert counted(kafka, f"{topic_name}-tags", "tag") == Counter(f"c-{order['customer']}" for order in given)
-    assert counted(kafka, f"{topic_name}-late", "id") == Counter(o["id"] for o in given if o["id"] % 2)
-    echoed = kafka.read_committed(f"{topic_name}-echo")
-    came_through = Counter((record.key, json.loads(record.value or b"")["id"]) for record in echoed)
-    assert came_through == Counter((key.encode(), json.loads(value)["id"]) for key, value in fed)
-    doubled = [o for o in given if o["id"] % 2 == 0] + [json.loads(value) for _, value in more]
+    job = job_of("everything", "--param", f"log={log}")
+    kafka.create_topic(f"{job.name}-more", 3)
+    fed = [(key, json.loads(value)) for key, value in job.feed(600, customers=20)]
+    given = [order for _, order in fed]
+    more = [json.loads(value) for _, value in job.feed(300, "more", customers=20)]
+    if parallelism:
+        job.finish("--parallelism", str(parallelism))
+    else:
+        job.finish_here()
+    assert seen(job, "tags", 600, "tag") == Counter(f"c-{order['customer']}" for order in given)
+    assert seen(job, "late", 300, "id") == Counter(order["id"] for order in given if order["id"] % 2)
+    echoed = [(record.key, json.loads(record.value or b"")["id"]) for record in visible(kafka, f"{job.name}-echo", 600)]
+    assert Counter(echoed) == Counter((key.encode(), order["id"]) for key, order in fed)
+    doubled = [order for order in given if order["id"] % 2 == 0] + more
     per_customer = Counter(order["customer"] for order in doubled)
-    numbers = [record.value or b"" for record in kafka.read_committed(f"{topic_name}-numbers")]
-    assert len(numbers) == sum(2 * n + 2 * n // 3 for n in per_customer.values()), "each twice, every third once more"
+    numbers = sum(2 * n + 2 * n // 3 for n in per_customer.values())
+    assert len(visible(kafka, f"{job.name}-numbers", numbers)) == numbers, "each twice, every third once more"
     largest: dict[str, int] = {}
-    for record in kafka.read_committed(f"{topic_name}-largest"):
+    for record in visible(kafka, f"{job.name}-largest", 600):
         pair = json.loads(record.value or b"")
         assert pair["largest"] >= largest.get(pair["customer"], 0)
         largest[pair["customer"]] = pair["largest"]
-    expected = {c: max(o["total"] for o in given if o["customer"] == c) for c in {o["customer"] for o in given}}
-    assert largest == expected
-    subtasks = int(arguments[1]) if len(arguments) == 2 else 1
+    customers = {order["customer"] for order in given}
+    assert largest == {each: max(o["total"] for o in given if o["customer"] == each) for each in customers}
     lines = Counter(line.split()[0] for line in log.read_text().splitlines())
-    assert lines == {"open": subtasks, "close": subtasks}
+    assert lines == {"open": parallelism or 1, "close": parallelism or 1}
 
 
-def counted(kafka: KafkaCluster, topic: str, field: str) -> Counter[Any]:
-    """How often each value of *field* is in *topic*."""
-    return Counter(json.loads(record.value or b"")[field] for record in kafka.read_committed(topic))
+def seen(job: Job, topic: str, count: int, field: str) -> Counter[Any]:
+    return Counter(json.loads(each.value or b"")[field] for each in visible(job.kafka, f"{job.name}-{topic}", count))
 
 
-def test_rescaling(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """State moves with its key groups when the parallelism changes, up and down."""
-    from running import assert_totals
-
-    kafka.create_topic(f"{topic_name}-in", 4)
-    fed: list[tuple[str, str]] = []
-    for parallelism in ("1", "3", "2", "1"):
-        batch = orders(1000, customers=50, first=len(fed))
-        kafka.produce(f"{topic_name}-in", batch)
-        fed += batch
-        arguments = ("--param", f"name={topic_name}", "--until", "latest", "--parallelism", parallelism)
-        job = run("pipelines:linear", *arguments, *QUICK)
-        assert job.wait() == 0, job.said
-    assert_totals(kafka, f"{topic_name}-out", fed)
+@pytest.mark.exhaustive(but=["1-2-1"])
+@pytest.mark.parametrize("parallelisms", ["1-2-1", "1-3-2-1"])
+def test_rescaling(parallelisms: str, job_of: JobOf) -> None:
+    job = job_of("linear")
+    for parallelism in parallelisms.split("-"):
+        job.feed(1000, customers=50)
+        if parallelism == "1":
+            job.finish_here()
+        else:
+            job.finish("--parallelism", parallelism)
+    job.assert_totals()
 
 
 @pytest.mark.exhaustive
-def test_a_topic_that_is_partitioned_by_the_key(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """Nothing is shuffled where the user says so; state then stays with its partitions, and rescaling is refused."""
-    from running import assert_totals
-
-    kafka.create_topic(f"{topic_name}-in", 4)
-    fed = [(json.loads(value)["customer"], value) for _, value in orders(2000)]
-    arguments = ("pipelines:partitioned", "--param", f"name={topic_name}", "--until", "latest", *QUICK, "--parallelism")
-    for half in (fed[:1000], fed[1000:]):
-        kafka.produce(f"{topic_name}-in", half)
-        assert run(*arguments, "2").wait() == 0
-    assert_totals(kafka, f"{topic_name}-out", fed)
-    refused = run(*arguments, "3")
-    assert refused.wait() == 2
-    assert "parallelism 2" in refused.said
+def test_a_topic_that_is_partitioned_by_the_key(kafka: KafkaCluster, job_of: JobOf) -> None:
+    job = job_of("partitioned", partitions=4)
+    for _ in range(2):
+        numbers = range(len(job.fed), len(job.fed) + 1000)
+        more = [(f"c{n % 17}", json.dumps({"id": n, "customer": f"c{n % 17}", "total": 1})) for n in numbers]
+        kafka.produce(job.topic, more)
+        job.fed += more
+        job.finish("--parallelism", "2")
+    job.assert_totals()
+    assert "parallelism 2" in job.finish("--parallelism", "3", code=2).said
 
 
-@pytest.mark.exhaustive(but=["latest-0"])
 @pytest.mark.parametrize(("start", "expected"), [("earliest", 100), ("latest", 0), ("offsets", 40)])
-def test_start_positions(start: str, expected: int, kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """A pipeline without a checkpoint begins where its source says, and keeps to it."""
-    kafka.create_topic(f"{topic_name}-in")
-    kafka.produce(f"{topic_name}-in", orders(100))
-    arguments = ("--param", f"name={topic_name}", "--param", f"start={start}", "--until", "latest", *QUICK)
-    assert run("pipelines:starting", *arguments).wait() == 0
-    kafka.produce(f"{topic_name}-in", orders(10, first=100))
-    assert run("pipelines:starting", *arguments).wait() == 0
-    assert len(kafka.read_committed(f"{topic_name}-out")) == expected + 10
+def test_start_positions(start: str, expected: int, kafka: KafkaCluster, job_of: JobOf) -> None:
+    job = job_of("starting", "--param", f"start={start}", partitions=1)
+    for count in (100, 10):
+        job.feed(count)
+        job.finish_here()
+    assert len(visible(kafka, f"{job.name}-out", expected + 10)) == expected + 10
 
 
-def test_streams_from_before_and_behind_a_shuffle(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
+def test_streams_from_before_and_behind_a_shuffle(kafka: KafkaCluster, job_of: JobOf) -> None:
     """United in one task, their barriers would wait for each other: refused with several subtasks, exact with one."""
-    kafka.create_topic(f"{topic_name}-in", 2)
-    kafka.produce(f"{topic_name}-in", orders(100))
-    arguments = ("pipelines:enriched", "--param", f"name={topic_name}", "--until", "latest", *QUICK, "--parallelism")
-    refused = run(*arguments, "2")
-    assert refused.wait() == 2, refused.said
-    assert "Run it with parallelism 1" in refused.said
-    done = run(*arguments, "1")
-    assert done.wait() == 0, done.said
-    assert len(kafka.read_committed(f"{topic_name}-out")) == 200
+    job = job_of("enriched")
+    job.feed(100)
+    arguments = ("--param", f"name={job.name}", "--until", "latest", *QUICK, "--parallelism", "2")
+    code, said = run_here(kafka.bootstrap_servers, "pipelines:enriched", *arguments)
+    assert code == 2, said
+    assert "Run it with parallelism 1" in said
+    job.finish_here()
+    assert len(visible(kafka, f"{job.name}-out", 200)) == 200

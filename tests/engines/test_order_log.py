@@ -6,12 +6,14 @@ import itertools
 from typing import Any
 
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.records.encoding import Block, decode, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, Manifest, OrderLog
 from exactlyonce.checkpoint.store.blocks import BlockWriter
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines import order_log
 from exactlyonce.engines.blocks import ORDER, BlockNames
 from exactlyonce.engines.bounded.replay.recompute import _order_logs
 from exactlyonce.engines.bounded.unit.messages import Unit
@@ -19,12 +21,11 @@ from exactlyonce.engines.bounded.unit.ordering import take_along
 from exactlyonce.engines.order_log import PART_SIZE_MAX, OrderRuns, runs_of
 from exactlyonce.pipeline.errors import Halt
 
-RUNS = 600_000
-"""More than a block has room for."""
+RUNS, MANY = 600_000, 6_000
+"""More than a block has room for, and a hundredth of it."""
 
 
 def noted(runs: int, *, batches: bool = False) -> tuple[OrderRuns, list[tuple[tuple[str, int], int]]]:
-    """Runs over three partitions, and what they say."""
     order, expected = OrderRuns(batches), []
     for number in range(runs):
         place, count = ("orders", number % 3), number % 700 + 1
@@ -36,22 +37,20 @@ def noted(runs: int, *, batches: bool = False) -> tuple[OrderRuns, list[tuple[tu
     return order, expected
 
 
-@pytest.mark.parametrize(("runs", "batches"), [(0, False), (1, False), (5, True), (RUNS, False), (RUNS, True)])
-def test_a_log_is_cut_into_parts_that_are_blocks(runs: int, batches: bool) -> None:
-    """Each part fits into a block, there is one at least, and together they say what was noted; a cut starts anew."""
+@pytest.mark.parametrize(("runs", "batches"), [(0, False), (1, False), (5, True), (MANY, False), (MANY, True)])
+def test_a_log_is_cut_into_parts_that_are_blocks(runs: int, batches: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(encode(Block("totals", 7, ORDER, "none", "msgpack", bytes(PART_SIZE_MAX)))) <= BLOCK_SIZE_MAX
+    monkeypatch.setattr(order_log, "PART_SIZE_MAX", 1_000)
     order, expected = noted(runs, batches=batches)
     parts = order.cut()
-    assert len(parts) == 1 if runs < RUNS else len(parts) > 1
-    for part in parts:
-        assert len(part) <= PART_SIZE_MAX
-        assert len(encode(Block("totals", 7, ORDER, "none", "msgpack", part))) <= BLOCK_SIZE_MAX
+    assert len(parts) == 1 if runs < MANY else len(parts) > 4
+    assert max(map(len, parts)) <= 1_000
     assert list(runs_of(parts)) == expected
     assert list(runs_of(order.cut())) == []
 
 
 def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
-    """What took records of another interval has a log of one small part, and a replay along it halts, saying why."""
-    order, _ = noted(RUNS)
+    order, _ = noted(MANY)
     parts = order.cut(exact=False)
     assert len(parts) == 1
     assert list(runs_of(order.cut())) == []
@@ -61,8 +60,7 @@ def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.broker
-def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str, manifest_of: Any) -> None:
-    """Written as blocks and named by a manifest, all parts are read in their order, also behind another log."""
+def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str) -> None:
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     topic = prepare_topic(config.confluent(), topic_name)
     writer, names, logs, expected = BlockWriter.connected(config.confluent(), topic, 1, 0), BlockNames(0), [], []
@@ -73,7 +71,7 @@ def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str, manifes
         logs.append(OrderLog("totals", 0, tuple(each.ref for each in tickets if each.ref is not None)))
         assert len(logs[-1].blocks) == len(tickets) > 1
         expected += said
-    manifest = decode(encode(manifest_of(topic_name, order_logs=tuple(logs))), Manifest)
+    manifest = decode(encode(blank_manifest(pipeline=topic_name, order_logs=tuple(logs))), Manifest)
     common = Unit(
         reference={}, fingerprint="", client={}, task="", subtask=0, parallelism=1, checkpoint=7, base=manifest,
         incarnation=1, attempt=0, topic=topic, topic_ids={}, readings=(), channels=(), order=None, write_state=False,

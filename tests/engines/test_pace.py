@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -16,7 +17,9 @@ from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.pace import (
     ALIGNED,
     BATCH_RECORDS_MAX,
+    IN_FLIGHT_MIN,
     SLICE_CAUTIOUS,
+    Outlet,
     Pace,
     slice_pace,
     snapshot_budget_s,
@@ -36,18 +39,15 @@ def steps(pace: Pace, cost_s: Callable[[int], float], count: int) -> list[int]:
 
 
 def test_a_fast_slice_is_followed_by_one_of_twice_its_size_up_to_the_most() -> None:
-    """From 4 records it takes nine slices to 2,000."""
     assert steps(slice_pace(), lambda _: 4e-6, 10) == [4, 8, 16, 32, 64, 128, 256, 512, 1024, 2000, 2000]
 
 
 def test_slices_of_slow_records_keep_to_the_time() -> None:
-    """At 50 ms a record there is one record a slice, at 1 ms there are as many as fit, and it stays so."""
     assert steps(slice_pace(), lambda _: 0.05, 3) == [4, 1, 1, 1]
     assert steps(slice_pace(), lambda _: 0.001, 7)[-2:] == [75, 75]
 
 
 def test_a_slice_that_was_slow_shrinks_the_next_at_once() -> None:
-    """Whatever its size was before: by what a record cost."""
     pace = Pace(ALIGNED.slice_s, BATCH_RECORDS_MAX, BATCH_RECORDS_MAX)
     pace.took(2000, 100.0)
     assert pace.size == 1
@@ -57,7 +57,6 @@ def test_a_slice_that_was_slow_shrinks_the_next_at_once() -> None:
 
 @pytest.mark.parametrize("elapsed_s", [0.0, 1e-12, 1e6])
 def test_a_pace_is_always_between_one_and_the_most(elapsed_s: float) -> None:
-    """Also when no time passed by the clock, or a day."""
     pace = slice_pace()
     for _ in range(40):
         pace.took(pace.size, elapsed_s)
@@ -65,8 +64,6 @@ def test_a_pace_is_always_between_one_and_the_most(elapsed_s: float) -> None:
 
 
 class Number(msgspec.Struct):
-    """A record."""
-
     n: int
 
 
@@ -76,7 +73,6 @@ def numbers(first: int, count: int) -> Batch:
 
 
 def pairs() -> tuple[SocketChannel, SocketChannel]:
-    """Both ends of a channel between workers."""
     ours, theirs = socket.socketpair()
     for each in (ours, theirs):
         each.setblocking(False)
@@ -84,7 +80,6 @@ def pairs() -> tuple[SocketChannel, SocketChannel]:
 
 
 def test_a_frame_is_handed_out_in_slices_and_the_barrier_after_the_last() -> None:
-    """All records come once, in order, with their keys and origins; what is counted is what was handed out."""
     channel = LocalChannel()
     codec = BatchCodec(Number)
     read = ChannelInput("edge:0", channel, codec, lambda _: None)
@@ -123,31 +118,30 @@ def test_a_channel_has_room_for_what_its_reader_grants(local: bool) -> None:
         if isinstance(writer, SocketChannel):
             writer.hear()
 
-    assert writer.room(0) == WINDOW_AT_FIRST
+    assert writer.room == WINDOW_AT_FIRST
     writer.send(b"x" * 10, WINDOW_AT_FIRST)
     exchange()
     assert reader.receive() == b"x" * 10
-    assert writer.room(0) == 0
+    assert writer.room == 0
     writer.send_barrier(BarrierFrame(1, 0))
     exchange()
     assert reader.receive() == BarrierFrame(1, 0), "a barrier is always accepted"
     reader.took(WINDOW_AT_FIRST // 2 - 1, WINDOW_AT_FIRST)
     exchange()
-    assert writer.room(0) == 0, "little room is none: batches would be small"
+    assert writer.room == 0, "little room is none: batches would be small"
     reader.took(1, WINDOW_AT_FIRST)
     exchange()
-    assert writer.room(0) == WINDOW_AT_FIRST // 2
+    assert writer.room == WINDOW_AT_FIRST // 2
     reader.took(WINDOW_AT_FIRST // 2, 100)
     exchange()
-    assert writer.room(0) == 100
+    assert writer.room == 100
     writer.send(b"y", 60)
     reader.took(0, 5)
     exchange()
-    assert writer.room(0) == 0
+    assert writer.room == 0
 
 
 def test_what_a_writer_does_not_hear_for_long_is_told_in_one() -> None:
-    """A reader that tells a thousand times what it took, while nobody listens, loses nothing and does not block."""
     writer, reader = pairs()
     writer.send(b"x", 5000)
     for _ in range(5000):
@@ -156,12 +150,10 @@ def test_what_a_writer_does_not_hear_for_long_is_told_in_one() -> None:
     while writer.fill() or reader.flush():
         writer.hear()
     writer.hear()
-    assert writer.room(0) == 40
+    assert writer.room == 40
 
 
 def test_an_operator_breathes_between_chunks_if_the_last_breath_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With no time passing since the last turn of the loop there is no breath; after long there is one, and then none
-    for a while."""
     breaths: list[int] = []
     done: list[int] = []
     activity = Activity()
@@ -180,16 +172,22 @@ def test_an_operator_breathes_between_chunks_if_the_last_breath_is_long_ago(monk
 
 
 def test_what_an_operator_costs_is_its_own() -> None:
-    """The time of the operators behind it is not in it, and the costliest is named with its share."""
-    activity = Activity()
-    behind = Map("slow", lambda each: sum(range(20_000)) and each, activity=activity)
-    first = Map("fast", lambda each: each, activity=activity, downstream=[behind])
+    now_s = [0.0]
+
+    def taking(seconds: float) -> Callable[[Number], Number]:
+        def take(number: Number) -> Number:
+            now_s[0] += seconds
+            return number
+
+        return take
+
+    activity = Activity(lambda: now_s[0])
+    behind = Map("slow", taking(0.003), activity=activity)
+    first = Map("fast", taking(0.001), activity=activity, downstream=[behind])
     first(numbers(0, 200))
     cost = activity.costliest()
     assert cost is not None
-    assert cost.operator == "slow"
-    assert 0.0 < cost.share <= 1.0
-    assert cost.record_ms > 0.0
+    assert (cost.operator, round(cost.share, 6), round(cost.record_ms, 6)) == ("slow", 0.75, 3.0)
     assert str(activity.current) == "operator 'slow'"
     activity.forget()
     assert activity.costliest() is None
@@ -197,8 +195,6 @@ def test_what_an_operator_costs_is_its_own() -> None:
 
 @pytest.mark.parametrize("bad", [0, CHUNK_RECORDS - 1, CHUNK_RECORDS, 2 * CHUNK_RECORDS + 7])
 def test_the_record_that_fails_is_found_in_any_chunk(bad: int) -> None:
-    """An error has the coordinates of its record, whichever chunk that is in."""
-
     def fail(each: Number) -> Number:
         return Number(each.n // 0) if each.n == bad else each
 
@@ -215,7 +211,6 @@ def test_the_record_that_fails_is_found_in_any_chunk(bad: int) -> None:
 
 
 def test_outputs_do_not_depend_on_chunks() -> None:
-    """A batch of many chunks gives one batch to those behind, with what each record gave."""
     table: KeyedTable[int] = KeyedTable("totals", int, range(128), 128)
     pushed: list[Batch] = []
     operator = Stateful("totals", lambda n, _: ((n or 0) + 1,) * 2, table, downstream=[pushed.append])
@@ -227,7 +222,6 @@ def test_outputs_do_not_depend_on_chunks() -> None:
 
 
 def test_a_frame_larger_than_what_is_read_ahead() -> None:
-    """A channel delivers a frame of any size, and what comes behind it."""
     writer, reader = pairs()
     frame = bytes(10 << 20)
     writer.send(frame, 1)
@@ -241,16 +235,71 @@ def test_a_frame_larger_than_what_is_read_ahead() -> None:
     assert received == [frame, BarrierFrame(1, 0)]
 
 
-def test_a_channel_that_gets_nothing_holds_nobody_back() -> None:
-    """While nothing is on its way, the widest window of its shuffle counts; its own does once something is."""
-    channel = LocalChannel()
-    assert (channel.room(0), channel.room(2_000)) == (WINDOW_AT_FIRST, 2_000)
-    channel.send(b"x", 40)
-    assert channel.room(2_000) == 0
+class Place:
+    """Something behind a subtask."""
+
+    room, records = 100, 0
+
+
+def test_a_subtask_takes_as_much_as_what_is_behind_it_has_room_for() -> None:
+    """Of a place for a tenth of the keys ten times what it has room for; of one for ten outputs a record, a tenth."""
+    place = Place()
+    outlet = Outlet(place)
+    assert outlet.room == 100
+    for _ in range(50):
+        place.records += 100
+        outlet.took(1_000)
+    assert outlet.room == pytest.approx(1_000, rel=0.01)
+    place.records += 10_000
+    outlet.took(1_000)
+    assert outlet.room == 10
+    outlet.took(0)
+    place.room = 3
+    assert outlet.room == 1, "what there is room for comes on, if slowly"
+    place.room = 0
+    assert outlet.room == 0
+    place.room = 100
+    outlet.took(1_000)
+    assert outlet.room == 100_000, "a place that gets nothing holds nobody back"
+
+
+@pytest.mark.parametrize("siblings", [1, 4])
+def test_a_channel_holds_what_has_left_it_lately(siblings: int) -> None:
+    """However that was held up: here the records cost nothing, and what is behind takes 100 each half second."""
+    now_s = [0.0]
+    channel, codec = LocalChannel(), BatchCodec(Number)
+    read = ChannelInput("edge:0", channel, codec, lambda _: None, siblings=siblings, now_s=lambda: now_s[0])
+    read.slices.pace.size = BATCH_RECORDS_MAX
+
+    def take(room: int) -> None:
+        read.next(room)
+        read.processed()
+
+    windows = []
+    for _ in range(8):  # nothing holds it up: what leaves grows with each turn
+        channel.send(codec.encode(numbers(0, channel.room)), channel.room)
+        while read.slices.rest is not None or channel.waits:
+            take(BATCH_RECORDS_MAX)
+        windows.append(read.window)
+    assert all(1.5 * before <= after for before, after in pairwise(windows))
+    now_s[0] += 1.0
+    channel.send(codec.encode(numbers(0, 5_000)), 5_000)
+    for _ in range(10):
+        now_s[0] += 0.25
+        take(50)
+    assert read.window == 100
+    now_s[0] += 100.0
+    take(50)
+    assert read.window == IN_FLIGHT_MIN // siblings, "it could have left in all of that time"
+    read.close(True)
+    take(50)
+    assert channel.room == 0
+    channel.took(5_000, 0)
+    read.close(False)
+    assert channel.room
 
 
 def test_an_attempt_after_a_failure_begins_with_little() -> None:
-    """Its slices stay small, however quick they are, until a barrier has come through."""
     channel, codec = LocalChannel(), BatchCodec(Number)
     read = ChannelInput("edge:0", channel, codec, lambda _: None, cautious=True)
     channel.send(codec.encode(numbers(0, 4_000)), 4_000)

@@ -20,14 +20,10 @@ ORIGIN = "topic"
 
 
 class Row(msgspec.Struct):
-    """What is written."""
-
     customer: str
 
 
 class NoBlocks:
-    """Nothing waits in the checkpoint topic."""
-
     def fetch(self, refs: Any) -> list[Any]:
         assert list(refs) == []
         return []
@@ -35,7 +31,6 @@ class NoBlocks:
 
 @pytest.fixture
 def stores() -> PipelineStores:
-    """Of a pipeline whose sink "rows" is a write-ahead sink."""
     pipeline = Pipeline("p")
     pipeline.source("in", KafkaSource("in", value=int)).sink("rows", MemorySink("m", StoreModel()))
     made = PipelineStores(pipeline.build(), cast(Any, NoBlocks()))
@@ -44,7 +39,6 @@ def stores() -> PipelineStores:
 
 
 def staged(stores: PipelineStores, **fields: Any) -> CommitStaged:
-    """What the sink "rows" has set aside, but for *fields*."""
     found = StoreCommittable(
         sink="rows", subtask=0, checkpoint=1, records=3, kind="rows", description=stores.digests["rows"]
     )
@@ -64,14 +58,12 @@ def staged(stores: PipelineStores, **fields: Any) -> CommitStaged:
     ids=["unknown", "files", "prepared"],
 )
 def test_a_kind_that_the_sink_does_not_commit(stores: PipelineStores, kind: str, named: str) -> None:
-    """It is named, with the sink that has set it aside; a loss that is accepted has no records, and needs none."""
     with pytest.raises(StoreError, match=f"of the kind '{kind}', .*{named}.* now one of the kind 'rows'"):
         stores(staged(stores, kind=kind))
     assert stores(staged(stores, kind=kind, records=0)) is True
 
 
 def test_an_address_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sink is named whose address it is, before anything is asked."""
     monkeypatch.delenv("NOWHERE", raising=False)
     pipeline = Pipeline("p")
     pipeline.source("in", KafkaSource("in", value=Row)).sink("rows", PostgresSink[Row]("t", dsn="env:NOWHERE"))
@@ -80,7 +72,6 @@ def test_an_address_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_ledger_of_each_sink_is_named_for_people() -> None:
-    """Table, key or folder, and what of it is the sink's; without a connection, and without an address."""
     pipeline = Pipeline("p")
     stream = pipeline.source("in", KafkaSource("in", value=Row))
     sinks: dict[str, Any] = {
@@ -109,12 +100,10 @@ def test_the_ledger_of_each_sink_is_named_for_people() -> None:
 
 
 def test_another_description(stores: PipelineStores) -> None:
-    """Rows that were encoded for another table are not written to this one."""
     with pytest.raises(StoreError, match="set aside for another description of the sink"):
         stores(staged(stores, description="another"))
 
 
 def test_a_sink_that_is_gone(stores: PipelineStores) -> None:
-    """A decided checkpoint has output of it: a halt, as the pipeline has no such sink any more."""
     with pytest.raises(Halt, match=r"3 records of sink 'gone', and the pipeline has no such sink any more"):
         stores(staged(stores, sink="gone"))

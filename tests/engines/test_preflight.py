@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
-from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
+from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.kafka.topics import Topic
 from exactlyonce.engines.surroundings.preflight import Inputs
@@ -15,53 +16,43 @@ from exactlyonce.pipeline.errors import Halt
 
 KNOWN = Topic("orders", "old", 2)
 AFTER = (SourceOffset("in", "orders", "old", 0, 7), SourceOffset("in", "orders", "old", 1, 9))
+NEWEST = blank_manifest(checkpoint=5, offsets=AFTER)
 
 
-def looked_at(newest: Manifest, *views: Topic | None, targets: dict[str, dict[int, int]] | None = None) -> Inputs:
+def of(partitions: int) -> Topic:
+    return msgspec.structs.replace(KNOWN, partitions=partitions)
+
+
+def looked_at(*views: Topic | None, targets: dict[str, dict[int, int]] | None = None) -> Inputs:
     """Inputs of which each broker has its own view: no embedded cluster has brokers that lag behind."""
     source: KafkaSource[Any] = KafkaSource("orders", value=bytes)
     nobody: Any = None
     inputs = Inputs(nobody, {"in": source}, {"orders": KNOWN}, targets or {})
-    inputs.look_again(newest, {"orders": views})
+    inputs.look_again(NEWEST, {"orders": views})
     return inputs
 
 
-@pytest.fixture
-def newest() -> Manifest:
-    """A manifest of both partitions."""
-    return Manifest(
-        pipeline="p", checkpoint=5, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
-        triggered_at_ms=0, completed_at_ms=0, fingerprint="", max_parallelism=128, parallelism=1, block_partitions=5,
-        block_end_offsets=(), written_bytes=0, offsets=AFTER, operators=(), order_logs=(), committables=(), sinks=(),
-    )  # fmt: skip
-
-
-def test_one_broker_that_knows_the_new_topic_is_enough(newest: Manifest) -> None:
+def test_one_broker_that_knows_the_new_topic_is_enough() -> None:
     """Another id, from whichever broker, is a halt with both ids: a record may have been read from that broker."""
     other = Topic("orders", "new", 2)
     with pytest.raises(Halt, match="'orders' was deleted and created again since checkpoint 5: its id was old, now it"):
-        looked_at(newest, KNOWN, KNOWN, other)
+        looked_at(KNOWN, KNOWN, other)
 
 
-def test_a_topic_that_no_broker_knows_was_deleted(newest: Manifest) -> None:
+def test_a_topic_that_no_broker_knows_was_deleted() -> None:
     """A topic is gone when all brokers say so; while one has it under its id, nobody can have read another."""
-    looked_at(newest, None, KNOWN, None)
+    looked_at(None, KNOWN, None)
     with pytest.raises(Halt, match="'orders' was deleted since checkpoint 5; its id was old"):
-        looked_at(newest, None, None, None)
+        looked_at(None, None, None)
 
 
-def test_partitions_count_once_every_broker_knows_them(newest: Manifest) -> None:
-    """A partition is taken up when no broker would tell a client that it does not exist, and none is ever dropped."""
-    seen = looked_at(newest, msgspec.structs.replace(KNOWN, partitions=5), msgspec.structs.replace(KNOWN, partitions=4))
-    assert seen.added_since(newest) == {"in": {2: 0, 3: 0}}
-    assert seen.offsets_from(newest) == {"in": {0: 7, 1: 9, 2: 0, 3: 0}}
-    lagging = looked_at(
-        newest, msgspec.structs.replace(KNOWN, partitions=5), None, msgspec.structs.replace(KNOWN, partitions=1)
-    )
-    assert lagging.offsets_from(newest) == {"in": {0: 7, 1: 9}}
+def test_partitions_count_once_every_broker_knows_them() -> None:
+    seen = looked_at(of(5), of(4))
+    assert seen.added_since(NEWEST) == {"in": {2: 0, 3: 0}}
+    assert seen.offsets_from(NEWEST) == {"in": {0: 7, 1: 9, 2: 0, 3: 0}}
+    assert looked_at(of(5), None, of(1)).offsets_from(NEWEST) == {"in": {0: 7, 1: 9}}
 
 
-def test_a_run_up_to_a_target_takes_no_more_partitions(newest: Manifest) -> None:
-    """What was to be read was known at the start."""
-    seen = looked_at(newest, msgspec.structs.replace(KNOWN, partitions=3), targets={"in": {0: 10, 1: 10}})
-    assert seen.offsets_from(newest) == {"in": {0: 7, 1: 9}}
+def test_a_run_up_to_a_target_takes_no_more_partitions() -> None:
+    seen = looked_at(of(3), targets={"in": {0: 10, 1: 10}})
+    assert seen.offsets_from(NEWEST) == {"in": {0: 7, 1: 9}}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from running import QUICK, assert_totals, orders
+from running import Job, stop, workers_of
 
-from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
+from exactlyonce.testing.cluster import OwnCluster
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("pipeline", "checkpoint", "state", "connectors", "sinks", "engines", "cli")
@@ -27,7 +27,8 @@ def test_clients_are_made_in_one_place(repository: list[Path]) -> None:
         f"{path}:{node.lineno}"
         for path in repository
         if path.suffix == ".py" and path.parts[0] in PRODUCT and path != FACTORY and STARTER not in path.parents
-        for tree in [ast.parse((ROOT / path).read_text())]
+        if "confluent_kafka" in (text := (ROOT / path).read_text())
+        for tree in [ast.parse(text)]
         for clients in [_clients(tree)]
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in clients
@@ -36,7 +37,6 @@ def test_clients_are_made_in_one_place(repository: list[Path]) -> None:
 
 
 def _clients(tree: ast.Module) -> set[str]:
-    """Those of confluent-kafka that a module imports."""
     imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
     theirs = (node for node in imports if (node.module or "").startswith("confluent_kafka"))
     return {alias.name for node in theirs for alias in node.names} & {*CLIENTS}
@@ -45,40 +45,29 @@ def _clients(tree: ast.Module) -> set[str]:
 @pytest.mark.exhaustive
 @pytest.mark.broker
 @pytest.mark.slow
-def test_faults_leave_no_lines_of_librdkafka(stoppable: OwnCluster, topic_name: str, run: Any) -> None:
-    """A broker that is killed and comes back, and a worker that is killed, show as events, and as nothing else."""
-    cluster = stoppable
-    cluster.create_topic(f"{topic_name}-in", 3)
-    fed = orders(1000)
-    cluster.produce(f"{topic_name}-in", fed)
-    arguments = ("pipelines:linear", "--param", f"name={topic_name}", "--parallelism", "2", *QUICK)
-    job = run(*arguments, servers=cluster.bootstrap_servers)
-    job.await_checkpoint()
-    cluster.broker.kill()
-    cluster.broker.start()
-    more = orders(1000, first=1000)
-    cluster.produce(f"{topic_name}-in", more)
-    job.await_checkpoint()
-    workers = next(event["workers"] for event in reversed(job.events) if event.get("step") == "deployed")
-    os.kill(workers[0], signal.SIGKILL)
-    job.await_step("deployed")
-    last = orders(1000, first=2000)
-    cluster.produce(f"{topic_name}-in", last)
-    job.await_checkpoint()
-    job.process.send_signal(signal.SIGTERM)
-    assert job.wait() == 0, job.said
-    assert job.text == []
-    assert run(*arguments, "--until", "latest", servers=cluster.bootstrap_servers).wait() == 0
-    assert_totals(cluster, f"{topic_name}-out", fed + more + last)
+def test_faults_leave_no_lines_of_librdkafka(stoppable: OwnCluster, job_of: Callable[..., Job]) -> None:
+    job = job_of("linear", "--parallelism", "2", cluster=stoppable)
+    job.feed(1000)
+    run = job.start()
+    run.await_checkpoint()
+    stoppable.broker.kill()
+    stoppable.broker.start()
+    job.feed(1000)
+    run.await_checkpoint()
+    os.kill(workers_of(run)[0], signal.SIGKILL)
+    run.await_step("deployed")
+    job.feed(1000)
+    run.await_checkpoint()
+    stop(run)
+    assert run.text == []
+    job.finish()
+    job.assert_totals()
 
 
 @pytest.mark.broker
-def test_who_asks_gets_the_lines(kafka: KafkaCluster, topic_name: str, run: Any) -> None:
-    """With librdkafka's own setting `debug`, its lines stand on stderr, of the workers' clients too."""
-    kafka.create_topic(f"{topic_name}-in")
-    kafka.produce(f"{topic_name}-in", orders(10))
-    arguments = ("--param", f"name={topic_name}", "--until", "latest", "--kafka", "debug=eos,topic", *QUICK)
-    job = run("pipelines:linear", *arguments)
-    assert job.wait() == 0
+def test_who_asks_gets_the_lines(job_of: Callable[..., Job]) -> None:
+    job = job_of("linear")
+    job.feed(10)
+    run = job.finish("--kafka", "debug=eos,topic")
     for client in ("#producer-", "#consumer-"):
-        assert any(line.startswith("%7|") and client in line for line in job.text), job.text[:5]
+        assert any(line.startswith("%7|") and client in line for line in run.text), run.text[:5]

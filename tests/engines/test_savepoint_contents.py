@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
+from exactlyonce.checkpoint.records.manifest import ChannelLog
 from exactlyonce.checkpoint.store.files import local
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
@@ -30,14 +32,7 @@ from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 
 
-@pytest.fixture
-def storage(tmp_path: Path) -> Iterator[FileStorage]:
-    with closing(FileStorage(LocalFolder(tmp_path, "blocks"))) as storage:
-        yield storage
-
-
 def log_of(storage: FileStorage, subtask: int, *frames: tuple[str, list[int]]) -> ChannelLog:
-    """Of *subtask*: a channel and the numbers on their way there, each."""
     blocks, names = storage.begin(1, 0), BlockNames(subtask)
     own = [
         InFlightFrame(name, BatchCodec(int).encode(Batch(each, [Coordinates(f"t{subtask}", 1, n) for n in each], None)))
@@ -51,22 +46,44 @@ def log_of(storage: FileStorage, subtask: int, *frames: tuple[str, list[int]]) -
     return ChannelLog("task", subtask, sum(len(numbers) for _, numbers in frames), refs)
 
 
-def test_what_a_barrier_has_overtaken_is_never_left_behind(
-    storage: FileStorage, manifest_of: Callable[..., Manifest]
-) -> None:
-    """A checkpoint that holds any is neither exported nor restored from: the error says how many, and what to do."""
+Topic = Callable[..., TopicSavepoint]
+
+
+@pytest.fixture
+def of_topic(storage: FileStorage) -> Topic:
+    """`of_topic(log, ...)`: checkpoint 7 with these logs."""
+
+    def made(*logs: ChannelLog, **fields: Any) -> TopicSavepoint:
+        return TopicSavepoint(blank_manifest(pipeline="totals", channel_logs=logs, **fields), storage, "cluster")
+
+    return made
+
+
+@pytest.fixture
+def exports(tmp_path: Path) -> Path:
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def savepoint(storage: FileStorage, of_topic: Topic) -> TopicSavepoint:
+    return of_topic(log_of(storage, 0, *((f">{loop}:0", [1, 2]) for loop in "abc")))
+
+
+def folder_of(url: str) -> Path:
+    return Path(url.removeprefix("file://"))
+
+
+def test_what_a_barrier_has_overtaken_is_never_left_behind(storage: FileStorage, of_topic: Topic) -> None:
     log = log_of(storage, 0, (">again:0", [1, 2]), ("orders>totals:0", [3, 4, 5]))
     with pytest.raises(ConfigError, match=r"Checkpoint 7 of totals is unaligned: it holds 3 records.*Take a savepoint"):
-        TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster")
+        of_topic(log)
 
 
-def test_what_goes_round_is_part_of_it(storage: FileStorage, manifest_of: Callable[..., Manifest]) -> None:
-    """Loop by loop, subtask by subtask, each in its order, with where it stems from."""
-    logs = (
-        log_of(storage, 1, (">again:1", [1, 2]), (">later:1", [9]), (">again:1", [3])),
-        log_of(storage, 0, (">again:0", [8])),
-    )
-    savepoint = TopicSavepoint(manifest_of("totals", channel_logs=logs), storage, "cluster")
+def test_what_goes_round_is_part_of_it(storage: FileStorage, of_topic: Topic) -> None:
+    second = log_of(storage, 1, (">again:1", [1, 2]), (">later:1", [9]), (">again:1", [3]))
+    savepoint = of_topic(second, log_of(storage, 0, (">again:0", [8])))
     assert savepoint.saved.loops == (SavedLoop("again", 4), SavedLoop("later", 1))
     assert list(savepoint.going_round("again")) == [
         LoopEntry(0, b"\x08", "t0", 1, 8), *(LoopEntry(1, bytes([number]), "t1", 1, number) for number in (1, 2, 3))
@@ -74,20 +91,15 @@ def test_what_goes_round_is_part_of_it(storage: FileStorage, manifest_of: Callab
     assert list(savepoint.going_round("later")) == [LoopEntry(1, b"\x09", "t1", 1, 9)]
 
 
-def test_no_transaction_is_exported(storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path) -> None:
-    """An export stands for itself: of the transactions that its checkpoint has committed there is nothing in it, and
-    nothing of the blocks that it was read from."""
+def test_no_transaction_is_exported(storage: FileStorage, of_topic: Topic, exports: Path) -> None:
     log = log_of(storage, 0, (">again:0", [1, 2]))
     committable = Committable(
         transactional_id="eo:totals:out:0:1.0:0", producer_id=471_147, epoch=3, transaction_version=2,
         cluster_id="cluster", sink="out", subtask=0, checkpoint=7, written=(Written("totals", 0, 0, 9),),
     )  # fmt: skip
-    manifest = manifest_of("totals", channel_logs=(log,), committables=(committable,))
-    (tmp_path / "exports").mkdir()
-    url = export(TopicSavepoint(manifest, storage, "cluster"), f"file://{tmp_path}/exports")
-    files = [*Path(url.removeprefix("file://")).iterdir()]
-    assert sorted(each.name for each in files) == ["_metadata.json", "again-0.avro"]
-    metadata = json.loads((Path(url.removeprefix("file://")) / "_metadata.json").read_text())
+    url = export(of_topic(log, committables=(committable,)), f"file://{exports}")
+    assert sorted(each.name for each in folder_of(url).iterdir()) == ["_metadata.json", "again-0.avro"]
+    metadata = json.loads((folder_of(url) / "_metadata.json").read_text())
     assert metadata["saved"].keys() == set(Saved.__struct_fields__)
     for left in ("eo:totals", "471147", *(ref.key for ref in log.blocks)):
         assert left not in json.dumps(metadata)
@@ -96,16 +108,9 @@ def test_no_transaction_is_exported(storage: FileStorage, manifest_of: Callable[
     ]
 
 
-def test_every_file_that_cannot_be_read_is_named(
-    storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path
-) -> None:
-    """One takes none of the others with it."""
-    log = log_of(storage, 0, *((f">{loop}:0", [1, 2]) for loop in "abc"))
-    (tmp_path / "exports").mkdir()
-    url = export(
-        TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster"), f"file://{tmp_path}/exports"
-    )
-    folder = Path(url.removeprefix("file://"))
+def test_every_file_that_cannot_be_read_is_named(savepoint: TopicSavepoint, exports: Path) -> None:
+    url = export(savepoint, f"file://{exports}")
+    folder = folder_of(url)
     (folder / "a-0.avro").unlink()
     (folder / "a-0.avro").mkdir()
     (folder / "b-0.avro").write_bytes(b"x")
@@ -128,16 +133,9 @@ def test_a_file_has_so_many_states_at_most(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("before", "after"), [(b'"format":2', b'"format":1'), (b'{"format"', b'{ "format"')])
-def test_metadata_is_as_it_was_written(
-    before: bytes, after: bytes, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path
-) -> None:
-    """No changed byte of it passes, beside what its digest is of, either."""
-    log = log_of(storage, 0, (">again:0", [1, 2]))
-    (tmp_path / "exports").mkdir()
-    url = export(
-        TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster"), f"file://{tmp_path}/exports"
-    )
-    metadata = Path(url.removeprefix("file://"), exported.METADATA)
+def test_metadata_is_as_it_was_written(before: bytes, after: bytes, savepoint: TopicSavepoint, exports: Path) -> None:
+    url = export(savepoint, f"file://{exports}")
+    metadata = folder_of(url) / exported.METADATA
     assert before in metadata.read_bytes()
     metadata.write_bytes(metadata.read_bytes().replace(before, after))
     with pytest.raises(DamagedSavepoint, match=r"_metadata.json is damaged"):
@@ -145,11 +143,8 @@ def test_metadata_is_as_it_was_written(
 
 
 def test_a_storage_that_is_away_for_a_moment(
-    storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    savepoint: TopicSavepoint, exports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One request of many that has no answer breaks off neither an export nor who reads one."""
-    log = log_of(storage, 0, *((f">{loop}:0", [1, 2]) for loop in "abc"))
-    (tmp_path / "exports").mkdir()
     asked = Counter[str]()
 
     def every_other(method: str) -> None:
@@ -163,10 +158,9 @@ def test_a_storage_that_is_away_for_a_moment(
 
         monkeypatch.setattr(LocalFolder, method, asked_twice)
 
-    savepoint = TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster")
     every_other("put")
     every_other("files")
-    url = export(savepoint, f"file://{tmp_path}/exports")
+    url = export(savepoint, f"file://{exports}")
     found = ExportedSavepoint.at(url)
     every_other("get")
     assert found.damage() == []
@@ -175,40 +169,29 @@ def test_a_storage_that_is_away_for_a_moment(
 
 @pytest.mark.parametrize("broken_off", [False, True])
 def test_a_savepoint_that_is_deleted_while_it_is_read(
-    broken_off: bool, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Nothing of it is damaged, and it is said that somebody deletes it, by who restores it and by who verifies it."""
-    log = log_of(storage, 0, (">again:0", [1, 2]))
-    (tmp_path / "exports").mkdir()
-    url = export(
-        TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster"), f"file://{tmp_path}/exports"
-    )
+    broken_off: bool, savepoint: TopicSavepoint, exports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = export(savepoint, f"file://{exports}")
     found = ExportedSavepoint.at(url)
     if broken_off:
         with monkeypatch.context() as patched:
             patched.setattr(exported, "hit", Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 remove(url, "totals")
-        Path(url.removeprefix("file://"), "again-0.avro").unlink()
+        (folder_of(url) / "a-0.avro").unlink()
     else:
         remove(url, "totals")
-    for read in (lambda: list(found.going_round("again")), found.damage):
+    for read in (lambda: list(found.going_round("a")), found.damage):
         with pytest.raises(ConfigError, match=r"savepoint 7 of totals at .* is being deleted, or has been"):
             read()
 
 
 @pytest.mark.parametrize("removed", [0, 1, 2, 3, 4, 5])
 def test_an_export_is_deleted_while_its_disk_is_full(
-    removed: int, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Nothing has to be written for it, and after whichever file it is broken off, the same command ends it, for the
-    savepoint's own pipeline alone."""
+    removed: int, storage: FileStorage, of_topic: Topic, exports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     logs = [log_of(storage, subtask, *((f">{loop}:0", [1, 2]) for loop in "abcd")) for subtask in range(2)]
-    (tmp_path / "exports").mkdir()
-    savepoint = TopicSavepoint(manifest_of("totals", channel_logs=logs), storage, "cluster")
-    url = export(savepoint, f"file://{tmp_path}/exports")
+    url = export(of_topic(*logs), f"file://{exports}")
     unlink, unlinked = Path.unlink, list[Path]()
 
     def full(path: Path, content: bytes) -> None:
@@ -227,26 +210,21 @@ def test_an_export_is_deleted_while_its_disk_is_full(
         meanwhile.setattr(Path, "unlink", broken_off)
         with pytest.raises(KeyboardInterrupt):
             remove(url, "totals")
-    assert len([*(tmp_path / "exports").rglob("*.*")]) == 1 + 4 - removed
+    assert len([*exports.rglob("*.*")]) == 1 + 4 - removed
     others = "is a savepoint of totals, not of others" if removed < 5 else "There is no savepoint at"
     with pytest.raises(ConfigError, match=others):
         remove(url, "others")
     assert remove(url, "totals") == 7
-    assert [*(tmp_path / "exports").iterdir()] == []
+    assert [*exports.iterdir()] == []
     with pytest.raises(ConfigError, match="There is no savepoint at"):
         remove(url, "totals")
 
 
-@pytest.mark.parametrize("written", range(5))
+@pytest.mark.parametrize("written", range(4))
 def test_an_export_that_fills_its_disk(
-    written: int, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    """Whichever file finds no room, `_metadata.json` included: what was written before it is removed, and the URL of a
-    savepoint is never told."""
-    logs = [log_of(storage, 0, *((f">{loop}:0", [1, 2]) for loop in "abcd"))]
-    (tmp_path / "exports").mkdir()
-    savepoint = TopicSavepoint(manifest_of("totals", channel_logs=logs), storage, "cluster")
+    written: int, savepoint: TopicSavepoint, exports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever file finds no room, the metadata included: the URL of a savepoint is never told."""
     write, put = local._write, list[Path]()
 
     def filling(path: Path, content: bytes) -> None:
@@ -260,25 +238,15 @@ def test_an_export_that_fills_its_disk(
     monkeypatch.setattr(local, "_write", filling)
     monkeypatch.setattr(exported, "AWAY_TIMEOUT_S", -1.0)
     with pytest.raises(StorageUnavailable, match="is full: make room there"):
-        export(savepoint, f"file://{tmp_path}/exports")
+        export(savepoint, f"file://{exports}")
     assert len(put) == written + 1
-    assert [*(tmp_path / "exports").iterdir()] == []
-
-
-@pytest.mark.parametrize("inner", ["totals", "totals-7-0a1b2c3d/inner"])
-def test_a_folder_that_no_removal_has_left(inner: str, tmp_path: Path) -> None:
-    """One that is not named as a savepoint, or is not empty, stays as it is."""
-    (tmp_path / inner).mkdir(parents=True)
-    with pytest.raises(ConfigError, match="There is no savepoint at"):
-        remove(f"file://{tmp_path}/{inner.partition('/')[0]}", "totals")
-    assert (tmp_path / inner).is_dir()
+    assert [*exports.iterdir()] == []
 
 
 LEFT = ("again-0.avro", "again-1.avro", "aside-0123456789abcdef", "probe-41-0a1b2c3d")
 
 
 def test_what_a_killed_export_has_left_is_deleted(tmp_path: Path) -> None:
-    """By the same command, by the name of its pipeline alone."""
     folder = tmp_path / "totals-7-0a1b2c3d"
     folder.mkdir()
     for name in LEFT:
@@ -292,24 +260,27 @@ def test_what_a_killed_export_has_left_is_deleted(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("name", ["totals.csv", "inner", "README-1.avro.txt"])
-def test_a_folder_that_no_export_has_left(name: str, tmp_path: Path) -> None:
-    """One in which something else is stays as it is, whatever its name."""
-    folder = tmp_path / "totals-7-0a1b2c3d"
-    (folder / name).mkdir(parents=True)
-    (folder / "again-0.avro").write_bytes(b"x")
+@pytest.mark.parametrize(
+    ("folder", "inside"),
+    [
+        ("totals", ()),
+        ("totals-7-0a1b2c3d", ("inner",)),
+        *(("totals-7-0a1b2c3d", ("again-0.avro", name)) for name in ("totals.csv", "inner", "README-1.avro.txt")),
+    ],
+)
+def test_a_folder_that_no_export_has_left(folder: str, inside: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / folder).mkdir()
+    for name in inside:
+        (tmp_path / folder / name).mkdir()
     with pytest.raises(ConfigError, match="There is no savepoint at"):
-        remove(f"file://{folder}", "totals")
-    assert len([*folder.iterdir()]) == 2
+        remove(f"file://{tmp_path}/{folder}", "totals")
+    assert len([*(tmp_path / folder).iterdir()]) == len(inside)
 
 
 @pytest.mark.parametrize("at", range(4))
 def test_an_export_that_is_deleted_while_it_is_written(
-    at: int, storage: FileStorage, manifest_of: Callable[..., Manifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: int, savepoint: TopicSavepoint, exports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is never told as a savepoint, though its last files are put behind the deletion, and nothing of it stays."""
-    log = log_of(storage, 0, *((f">{loop}:0", [1, 2]) for loop in "abc"))
-    (tmp_path / "exports").mkdir()
     put, puts = LocalFolder.put, list[str]()
 
     def deleted(self: LocalFolder, name: str, content: bytes, aside: str) -> None:
@@ -317,17 +288,16 @@ def test_an_export_that_is_deleted_while_it_is_written(
             return put(self, name, content, aside)
         puts.append(name)
         if len(puts) == at + 1:
-            (folder,) = (tmp_path / "exports").iterdir()
+            (folder,) = exports.iterdir()
             with suppress(ConfigError):  # at first there is nothing but the folder
                 remove(f"file://{folder}", "totals")
             folder.mkdir(exist_ok=True)  # in a bucket there are no folders
         return put(self, name, content, aside)
 
     monkeypatch.setattr(LocalFolder, "put", deleted)
-    savepoint = TopicSavepoint(manifest_of("totals", channel_logs=(log,)), storage, "cluster")
     if at == 0:
-        assert ExportedSavepoint.at(export(savepoint, f"file://{tmp_path}/exports")).damage() == []
+        assert ExportedSavepoint.at(export(savepoint, f"file://{exports}")).damage() == []
         return
     with pytest.raises(ConfigError, match="was deleted while the export was under way"):
-        export(savepoint, f"file://{tmp_path}/exports")
-    assert [*(tmp_path / "exports").iterdir()] == []
+        export(savepoint, f"file://{exports}")
+    assert [*exports.iterdir()] == []

@@ -4,12 +4,11 @@ as blocks of what goes on from it."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import count as count_from
-from itertools import islice, permutations
+from itertools import permutations
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -18,10 +17,11 @@ from typing import Any
 import fastavro
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, SourceOffset
+from exactlyonce.checkpoint.records.manifest import BlockRef, SourceOffset
 from exactlyonce.checkpoint.store.files import writer
 from exactlyonce.checkpoint.store.files.local import LocalFolder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
@@ -42,15 +42,14 @@ from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.pipeline.schema import describe
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.state.errors import StateIncompatible
+from exactlyonce.testing.cluster import LIMIT_S
 
 
 def count(state: int | None, record: bytes) -> tuple[int, bytes]:
-    """How many there were."""
     return (state or 0) + 1, record
 
 
 def graph(max_parallelism: int = 128, key: Callable[[bytes], Any] = lambda record: record) -> LogicalGraph:
-    """Source `right` and operator `counts`."""
     pipeline = Pipeline("totals", max_parallelism=max_parallelism)
     source = pipeline.source("right", KafkaSource("orders", value=bytes))
     source.key_by(key).stateful_map("counts", count).sink("out", KafkaSink("totals"))
@@ -58,7 +57,6 @@ def graph(max_parallelism: int = 128, key: Callable[[bytes], Any] = lambda recor
 
 
 def versioned(**migrations: Any) -> LogicalGraph:
-    """`graph`, whose state is of version 2."""
     pipeline = Pipeline("totals")
     source = pipeline.source("right", KafkaSource("orders", value=bytes))
     counted = source.key_by(lambda record: record).stateful_map("counts", count, state_version=2, **migrations)
@@ -67,7 +65,6 @@ def versioned(**migrations: Any) -> LogicalGraph:
 
 
 def saved(sources: tuple[str, ...], operators: tuple[str, ...]) -> Saved:
-    """A savepoint of so many sources, all of one topic, and operators."""
     return Saved(
         pipeline="totals", checkpoint=7, kind="savepoint", cluster_id="c", completed_at_ms=0, max_parallelism=128,
         fingerprint="", offsets=tuple(SourceOffset(each, "orders", "id", 0, 10) for each in sources),
@@ -91,15 +88,12 @@ def test_two_do_not_become_one(sources: tuple[str, ...], operators: tuple[str, .
 
 
 def test_what_changes_places_fits() -> None:
-    """A mapping is of the savepoint's ids, all at once."""
     found = fitting(saved(("left",), ("older",)), graph(), Restoration("7", {"left": "right", "older": "counts"}))
     assert {new: each.operator for new, each in found.items()} == {"counts": "older"}
 
 
 @dataclass(frozen=True)
 class Given:
-    """A savepoint of states that a test gives."""
-
     saved: Saved
     states: list[KeptEntry]
     rounds: tuple[LoopEntry, ...] = ()
@@ -113,67 +107,66 @@ class Given:
         return iter(self.rounds)
 
 
-def surroundings(graph: LogicalGraph, storage: FileStorage, parallelism: int, notes: list[str]) -> Surroundings:
-    """Where there is topic `orders`, as source `right`."""
-    inputs: Any = SimpleNamespace(
-        sources={"right": SimpleNamespace(topic="orders")}, described={"orders": SimpleNamespace(topic_id="id")},
-        start_offsets=tuple, check_continuity=lambda manifest: None,
-    )  # fmt: skip
-    storages: Any = SimpleNamespace(of={"there": storage}.__getitem__)
-    return Surroundings(graph, inputs, "c", parallelism, storages, "there", notes.append)
+@pytest.fixture
+def restoring(storage: FileStorage) -> Callable[..., Restoring]:
+    """`restoring(url, graph(), 3)`: into three subtasks, where there is topic `orders`, as source `right`."""
+
+    def made(
+        url: str, graph: LogicalGraph, parallelism: int = 1, mapping: dict[str, str] | None = None, *,
+        allowed: bool = False, notes: list[str] | None = None,
+    ) -> Restoring:  # fmt: skip
+        inputs: Any = SimpleNamespace(
+            sources={"right": SimpleNamespace(topic="orders")}, described={"orders": SimpleNamespace(topic_id="id")},
+            start_offsets=tuple, check_continuity=lambda manifest: None,
+        )  # fmt: skip
+        storages: Any = SimpleNamespace(of={"there": storage}.__getitem__)
+        told = [] if notes is None else notes
+        around = Surroundings(graph, inputs, "c", parallelism, storages, "there", told.append)
+        return Restoring(Restoration(url, mapping or {}, allowed), around, None)
+
+    return made
 
 
 def exported_counts(folder: Path, state: Any = 2) -> tuple[str, list[KeptEntry]]:
-    """A savepoint of operator `counts`, and its states, all of them *state*."""
     keys = [canonical_key(b"%d" % number) for number in range(1_000)]
     states = sorted(KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(state), 1) for key in keys)
     kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", 1),))
     return export(Given(kept, states), f"file://{folder}"), states
 
 
-@pytest.mark.parametrize("max_parallelism", [128, 24])
-def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
-    """From an export into blocks of three subtasks: every state is there, in the key group that is its key's now."""
+@pytest.mark.parametrize("max_parallelism", [128, 24, 512])
+def test_states_are_written_anew(max_parallelism: int, tmp_path: Path, storage: Any, restoring: Any) -> None:
     url, states = exported_counts(tmp_path)
     notes = list[str]()
-    storage = FileStorage(LocalFolder(tmp_path, "blocks"))
-    around = surroundings(graph(max_parallelism), storage, 3, notes)
-    restored = Restoring(Restoration(url), around, None).write(0, 1)
-    manifest = manifest_of("totals", operators=restored.operators, max_parallelism=max_parallelism)
+    restored = restoring(url, graph(max_parallelism), 3, notes=notes).write(0, 1)
+    manifest = blank_manifest(operators=restored.operators, max_parallelism=max_parallelism)
     found = list(kept_state(manifest, "counts", storage).entries())
     assert sorted(found) == sorted(each._replace(group=key_group(each.key, max_parallelism)) for each in states)
     assert (restored.offsets, len(restored.operators[0].index)) == (saved(("right",), ()).offsets, 3)
     assert url in notes[0]
-    storage.close()
 
 
-def test_states_are_read_some_at_a_time(
-    tmp_path: Path, manifest_of: Callable[..., Manifest], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The state of an old subtask may be larger than memory: what the first entries need is read, and no more."""
+def test_states_are_read_some_at_a_time(tmp_path: Path, monkeypatch: Any, storage: FileStorage, restoring: Any) -> None:
     monkeypatch.setattr(kept_states, "READ_BYTES", 1)
     url, states = exported_counts(tmp_path, "x" * 1_000)
-    with closing(FileStorage(LocalFolder(tmp_path, "blocks"))) as storage:
-        restored = Restoring(Restoration(url), surroundings(graph(), storage, 1, []), None).write(0, 1)
-        fetched, fetch = list[BlockRef](), storage.fetch
+    restored = restoring(url, graph(), 1).write(0, 1)
+    fetched, fetch = list[BlockRef](), storage.fetch
 
-        def noted(refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
-            fetched.extend(wanted := [*refs])
-            return fetch(wanted)
+    def noted(refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        fetched.extend(wanted := [*refs])
+        return fetch(wanted)
 
-        monkeypatch.setattr(storage, "fetch", noted)
-        left = kept_state(manifest_of("totals", operators=restored.operators), "counts", storage).entries()
-        first = next(left)
-        assert len(fetched) == 2, "the index, and the block of its key group"
-        assert sorted([first, *left]) == states
-        assert 4 < len(set(fetched)) < 12
-        assert len(fetched) < 2 * len(set(fetched)), "what a key group shares with the one before it, at most, again"
+    monkeypatch.setattr(storage, "fetch", noted)
+    left = kept_state(blank_manifest(operators=restored.operators), "counts", storage).entries()
+    first = next(left)
+    assert len(fetched) == 2, "the index, and the block of its key group"
+    assert sorted([first, *left]) == states
+    assert 4 < len(set(fetched)) < 12
+    assert len(fetched) < 2 * len(set(fetched)), "what a key group shares with the one before it, at most, again"
 
 
-def test_states_of_two_versions(tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
-    """As a checkpoint of before may have them whose pipeline has gone on with another version: files are no more than
-    it takes, and every state is restored with its own; but not without the migration, which says what the old ones
-    mean. None is said to be of the newer one's schema."""
+def test_states_of_two_versions(tmp_path: Path, storage: Any, restoring: Any) -> None:
+    """Not without the migration, which says what the old ones mean. None is said to be of the newer one's schema."""
     keys = [canonical_key(b"%d" % number) for number in range(1_000)]
     states = sorted(
         KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(number), 1 + number % 2)
@@ -190,82 +183,72 @@ def test_states_of_two_versions(tmp_path: Path, manifest_of: Callable[..., Manif
         assert (found["exactlyonce.state_version"], found.get("exactlyonce.state_schema")) == (
             str(each.version), '"int"' if each.version == 2 else None
         )  # fmt: skip
-    storage = FileStorage(LocalFolder(tmp_path, "blocks"))
     with pytest.raises(StateIncompatible, match=r"operator 'counts' is of version 2, .* no migration of version 1"):
-        Restoring(Restoration(url), surroundings(versioned(), storage, 3, []), None)
-    around = surroundings(versioned(migrations={1: lambda state: state}), storage, 3, [])
-    restored = Restoring(Restoration(url), around, None).write(0, 1)
-    manifest = manifest_of("totals", operators=restored.operators)
+        restoring(url, versioned(), 3)
+    restored = restoring(url, versioned(migrations={1: lambda state: state}), 3).write(0, 1)
+    manifest = blank_manifest(operators=restored.operators)
     assert sorted(kept_state(manifest, "counts", storage).entries()) == states
-    storage.close()
 
 
 def by_name(record: bytes) -> str:
-    """A key."""
     return record.decode()
 
 
 def by_number(record: bytes) -> int:
-    """A key."""
     return len(record)
 
 
-def test_state_by_other_keys(tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
-    """It is refused, for no record would find it, also where a pipeline goes on from its newest checkpoint; or left
-    behind, where that is wanted."""
+def test_state_by_other_keys(tmp_path: Path, storage: Any, restoring: Any) -> None:
     states = [KeptEntry(key_group(key, 128), key, b"\x05", 1) for key in (canonical_key("ann"),)]
     kept = msgspec.structs.replace(saved(("right",), ()), operators=(SavedOperator("counts", "int", 1, keys="str"),))
     url = export(Given(kept, states), f"file://{tmp_path}")
     assert ExportedSavepoint.at(url).operator("counts").keys == "str"
-    storage = FileStorage(LocalFolder(tmp_path, "blocks"))
-    same, other = (surroundings(graph(key=each), storage, 1, []) for each in (by_name, by_number))
+    same, other = graph(key=by_name), graph(key=by_number)
     with pytest.raises(StateIncompatible, match=r"'counts' has keys of type \"str\", .*\"int\".*allow-dropped-state"):
-        Restoring(Restoration(url), other, None)
-    assert Restoring(Restoration(url, {}, allow_dropped=True), other, None).write(0, 1).operators == ()
-    restored = Restoring(Restoration(url), same, None).write(0, 1)
-    newest = manifest_of("totals", operators=restored.operators, fingerprint=same.graph.fingerprint())
-    require_readable(same.graph, newest, storage)
+        restoring(url, other)
+    assert restoring(url, other, allowed=True).write(0, 1).operators == ()
+    restored = restoring(url, same).write(0, 1)
+    newest = blank_manifest(operators=restored.operators, fingerprint=same.fingerprint())
+    require_readable(same, newest, storage)
     with pytest.raises(StateIncompatible, match=r"'counts' has keys of type \"str\", and key_by gives .*\"int\""):
-        require_readable(other.graph, newest, storage)
-    storage.close()
+        require_readable(other, newest, storage)
 
 
 @pytest.mark.parametrize("max_parallelism", [128, 24])
 def test_who_is_fenced_meanwhile_reads_no_further(
-    max_parallelism: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    max_parallelism: int, tmp_path: Path, monkeypatch: Any, restoring: Any
 ) -> None:
     """A heartbeat that is refused ends a restore at once, with its error: what it wrote yet would be for nothing."""
     monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.0)
     url, _ = exported_counts(tmp_path)
-    storage, reading, refused = FileStorage(LocalFolder(tmp_path, "blocks")), Event(), Event()
-    restoring = Restoring(Restoration(url), surroundings(graph(max_parallelism), storage, 3, []), None)
-    counted: Iterator[int] = count_from(1)
+    reading, refused, read = Event(), Event(), Event()
+    held_up = restoring(url, graph(max_parallelism), 3)
 
-    def entries(_: str) -> Iterator[KeptEntry]:
-        """More than there is time for, once the heartbeat is refused."""
+    def entries() -> Iterator[KeptEntry]:
         reading.set()
         refused.wait()
-        for _number in islice(counted, 1_000_000):
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
             yield KeptEntry(0, b"k", b"s", 1)
+        read.set()
 
     def beat() -> None:
         reading.wait()
         refused.set()
         raise Fenced("A newer instance took over.")
 
-    monkeypatch.setattr(ExportedSavepoint, "entries", lambda self, operator: entries(operator))
+    monkeypatch.setattr(ExportedSavepoint, "entries", lambda self, operator: entries())
     with pytest.raises(Fenced):
-        performer.beside(beat, partial(restoring.write, 0, 1))
-    assert next(counted) < 1_000_000, "not all of the savepoint was read"
-    storage.close()
+        performer.beside(beat, partial(held_up.write, 0, 1))
+    assert not read.is_set()
 
 
-def test_what_waits_for_the_storage_looks_whether_it_is_fenced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_for_the_storage_looks_whether_it_is_fenced(
+    tmp_path: Path, monkeypatch: Any, storage: Any, restoring: Any
+) -> None:
     """A storage that is away is waited for ten minutes: not by who is fenced."""
     url, _ = exported_counts(tmp_path)
-    storage = FileStorage(LocalFolder(tmp_path, "blocks"))
-    restoring = Restoring(Restoration(url), surroundings(graph(), storage, 3, []), None)
-    put, written = LocalFolder.put, Event()
+    held_up, written = restoring(url, graph(), 3), Event()
 
     def away(self: LocalFolder, name: str, content: bytes, aside: str) -> None:
         written.set()
@@ -277,13 +260,10 @@ def test_what_waits_for_the_storage_looks_whether_it_is_fenced(tmp_path: Path, m
 
     monkeypatch.setattr(LocalFolder, "put", away)
     with pytest.raises(Fenced):
-        restoring.write(0, 1, raise_if_fenced)
-    monkeypatch.setattr(LocalFolder, "put", put)
-    storage.close()
+        held_up.write(0, 1, raise_if_fenced)
 
 
 def looping(type_: Any = int, loop: str = "again") -> LogicalGraph:
-    """Source `right`, united with what comes round *loop*."""
     pipeline = Pipeline("totals")
     again = pipeline.feedback(loop, type_)
     stream = pipeline.source("right", KafkaSource("orders", value=type_)).union(again)
@@ -300,7 +280,6 @@ ROUNDS = tuple(
 
 
 def exported_loop(folder: Path) -> str:
-    """A savepoint with `ROUNDS` in loop `again`."""
     kept = msgspec.structs.replace(saved(("right",), ()), loops=(SavedLoop("again", len(ROUNDS)),))
     return export(Given(kept, [], ROUNDS), f"file://{folder}")
 
@@ -308,15 +287,13 @@ def exported_loop(folder: Path) -> str:
 @pytest.mark.parametrize(("loop", "mapping"), [("again", {}), ("renamed", {"again": "renamed"})])
 @pytest.mark.parametrize("parallelism", [1, 2, 3, 5])
 def test_what_goes_round_is_written_anew(
-    parallelism: int, loop: str, mapping: dict[str, str], tmp_path: Path, manifest_of: Callable[..., Manifest]
+    parallelism: int, loop: str, mapping: dict[str, str], tmp_path: Path, storage: Any, restoring: Any
 ) -> None:
-    """Every record is taken once, by one subtask, those of a former subtask in their order, and knows its origin."""
-    url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
+    url = exported_loop(tmp_path)
     now = looping(loop=loop)
-    restoring = Restoring(Restoration(url, mapping), surroundings(now, storage, parallelism, []), None)
-    logs = restoring.write(0, 1).channel_logs
+    logs = restoring(url, now, parallelism, mapping).write(0, 1).channel_logs
     assert sum(each.records for each in logs) == len(ROUNDS)
-    manifest = manifest_of("totals", channel_logs=logs, parallelism=parallelism, fingerprint=now.fingerprint())
+    manifest = blank_manifest(channel_logs=logs, parallelism=parallelism, fingerprint=now.fingerprint())
     found = []
     for subtask in range(parallelism):
         frames = in_flight.restored(manifest, now, subtask, parallelism, storage)
@@ -329,50 +306,43 @@ def test_what_goes_round_is_written_anew(
     assert sorted(found) == sorted(numbers)
     for subtask in range(3):
         assert [each for each in found if each[1] == subtask] == [each for each in numbers if each[1] == subtask]
-    storage.close()
 
 
-def test_more_goes_round_than_a_storage_takes_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever restores waits for room, as whoever writes a snapshot does."""
+def test_more_goes_round_than_a_storage_takes_at_once(
+    tmp_path: Path, monkeypatch: Any, storage: Any, restoring: Any
+) -> None:
     for module, name, value in ((in_flight, "PIECE_BYTES", 60), (writer, "PENDING_MAX", 80)):
         monkeypatch.setattr(module, name, value)
-    url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
-    (log,) = Restoring(Restoration(url), surroundings(looping(), storage, 1, []), None).write(0, 1).channel_logs
+    url = exported_loop(tmp_path)
+    (log,) = restoring(url, looping(), 1).write(0, 1).channel_logs
     assert len(in_flight.blocks_of(log, storage)) > 2 * 80
     assert sum(in_flight.records_by_channel(in_flight.frames_of(log, storage)).values()) == len(ROUNDS)
-    storage.close()
 
 
-def test_a_loop_in_which_nothing_went_round(tmp_path: Path) -> None:
-    """May be mapped like any: who begins the pipeline need not know whether it was empty."""
-    storage = FileStorage(LocalFolder(tmp_path, "blocks"))
+def test_a_loop_in_which_nothing_went_round(tmp_path: Path, restoring: Any) -> None:
     url = export(Given(saved(("right",), ()), []), f"file://{tmp_path}")
-    around = surroundings(looping(loop="renamed"), storage, 1, [])
-    assert Restoring(Restoration(url, {"again": "renamed"}), around, None).write(0, 1).channel_logs == ()
+    now = looping(loop="renamed")
+    assert restoring(url, now, 1, {"again": "renamed"}).write(0, 1).channel_logs == ()
     with pytest.raises(GraphError, match="--map again=right: the savepoint has no state and no source of 'again'"):
-        Restoring(Restoration(url, {"again": "right"}), around, None)
+        restoring(url, now, 1, {"again": "right"})
 
 
-def test_a_loop_that_is_gone(tmp_path: Path) -> None:
-    """Its records are left behind only if that is what is asked for."""
-    url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
-    around = surroundings(graph(), storage, 1, [])
+def test_a_loop_that_is_gone(tmp_path: Path, restoring: Any) -> None:
+    url = exported_loop(tmp_path)
+    now = graph()
     with pytest.raises(GraphError, match=r"2100 records that go round loop 'again'.* --map again=NEW; .*dropped-state"):
-        Restoring(Restoration(url), around, None)
-    assert Restoring(Restoration(url, {}, allow_dropped=True), around, None).write(0, 1).channel_logs == ()
+        restoring(url, now)
+    assert restoring(url, now, allowed=True).write(0, 1).channel_logs == ()
 
 
 class Order(msgspec.Struct):
-    """Nothing that goes round in `ROUNDS`."""
-
     id: int
 
 
-def test_a_loop_of_another_type(tmp_path: Path) -> None:
-    """Is refused before anything is written, with the record."""
-    url, storage = exported_loop(tmp_path), FileStorage(LocalFolder(tmp_path, "blocks"))
+def test_a_loop_of_another_type(tmp_path: Path, restoring: Any) -> None:
+    url = exported_loop(tmp_path)
     with pytest.raises(GraphError, match=r"'again', written as another type than Order.*Expected.*orders\[0\] off"):
-        Restoring(Restoration(url), surroundings(looping(Order), storage, 1, []), None)
+        restoring(url, looping(Order), 1)
 
 
 class Tagged(msgspec.Struct):
@@ -383,15 +353,12 @@ class Tagged(msgspec.Struct):
 
 
 class Labelled(msgspec.Struct):
-    """`Tagged`, and a field more."""
-
     weight: float
     tags: set[str]
     label: str = ""
 
 
 def test_a_loop_of_the_same_type() -> None:
-    """Is the same however its records were written; one with a field more is another, unless their schema is known."""
     written = msgspec.msgpack.encode({"weight": 2, "tags": ["b", "a", "c"]})
     for tags in permutations("abc"):
         again = msgspec.msgpack.encode({"weight": 2, "tags": tags})
@@ -403,20 +370,18 @@ def test_a_loop_of_the_same_type() -> None:
         require_same("again", Tagged, [LoopEntry(0, written, "orders", 0, 0)], "savepoint", describe(Labelled))
 
 
-def test_a_savepoint_says_what_goes_round(tmp_path: Path, manifest_of: Callable[..., Manifest]) -> None:
-    """The type of its records goes from a log to an export and from there to a log, of whatever loop takes them."""
+def test_a_savepoint_says_what_goes_round(tmp_path: Path, storage: Any, restoring: Any) -> None:
     kept = msgspec.structs.replace(saved(("right",), ()), loops=(SavedLoop("again", len(ROUNDS), "int"),))
-    url, storage = export(Given(kept, [], ROUNDS), f"file://{tmp_path}"), FileStorage(LocalFolder(tmp_path, "blocks"))
-    around = surroundings(looping(loop="renamed"), storage, 2, [])
-    logs = Restoring(Restoration(url, {"again": "renamed"}), around, None).write(0, 1).channel_logs
-    (loop,) = TopicSavepoint(manifest_of("totals", channel_logs=logs), storage, "c").saved.loops
+    url = export(Given(kept, [], ROUNDS), f"file://{tmp_path}")
+    now = looping(loop="renamed")
+    logs = restoring(url, now, 2, {"again": "renamed"}).write(0, 1).channel_logs
+    (loop,) = TopicSavepoint(blank_manifest(channel_logs=logs), storage, "c").saved.loops
     assert (loop.loop, loop.records, loop.schema) == ("renamed", len(ROUNDS), "int")
     with pytest.raises(GraphError, match=r"'again', written as another type than str, .*str is str now, and was int"):
-        Restoring(Restoration(url), surroundings(looping(str), storage, 1, []), None)
+        restoring(url, looping(str), 1)
     older = exported_loop(tmp_path)
-    (log,) = Restoring(Restoration(older), surroundings(looping(), storage, 1, []), None).write(0, 1).channel_logs
+    (log,) = restoring(older, looping(), 1).write(0, 1).channel_logs
     assert in_flight.loop_schemas(log, storage) == {}
-    storage.close()
 
 
 def test_an_older_version_does_not_leave_behind_what_goes_round(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from exactlyonce.engines.batch_codec import Coordinates
-from exactlyonce.engines.operators import Batch, SinkOutput
+from exactlyonce.engines.operators import Batch, Declared, SinkOutput
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.sinks import KafkaSink, RedisSink
 from exactlyonce.sinks.writer import SinkEncoder
@@ -35,8 +35,6 @@ class Columns:
 
 
 class Written(NamedTuple):
-    """Takes all."""
-
     outputs: list[Any]
 
     def write(self, outputs: Any) -> None:
@@ -53,9 +51,24 @@ def refusal(encoder: SinkEncoder, *records: Any) -> str:
     return str(refused.value)
 
 
+def test_a_value_of_another_type_is_told_of_the_operator() -> None:
+    """The sink can write what the operator says that it gives; of what fits its type the sink says what is wrong."""
+    places = [Coordinates("orders", 2, 10), Coordinates("orders", 2, 11)]
+    sink = SinkOutput("out", Written([]), KafkaSink[str]("out").encoder(str), declared=Declared("name", str))
+    with pytest.raises(RecordError) as refused:
+        sink(Batch(["ann", 7], places))
+    assert str(refused.value).startswith(
+        "Operator 'name' says that it gives str, and gave something else for the record at orders[2] offset 11: "
+        "Expected `str`, got `int`. The job has stopped before it; nothing is lost. Let its function return str, or "
+        "declare what it returns; or leave the record out: --skip orders:2:11."
+    )
+    table = SinkOutput("table", Written([]), Columns(), declared=Declared("sum", Total))
+    with pytest.raises(RecordError, match="Sink 'table' cannot write the record at"):
+        table(Batch([Total("ann", 10)], places[:1]))
+
+
 def test_a_value_that_does_not_fit_is_told_of_the_sink() -> None:
-    """Sink, place of the record, field and column, and what can be done; of two such records of a batch it is the
-    first, with what is wrong with itself."""
+    """Of two such records of a batch it is the first, with what is wrong with itself."""
     said = refusal(Columns(), Total("ann", 1), Total(None, 1), Total("bob", 10))
     assert said.startswith(
         "Sink 'table' cannot write the record at orders[2] offset 11: customer: None is no str (the column of table t "
@@ -66,7 +79,6 @@ def test_a_value_that_does_not_fit_is_told_of_the_sink() -> None:
 
 
 def test_an_output_that_has_no_encoding_is_told_of_the_sink() -> None:
-    """It is nobody's function: the class of an error that says little by itself is told."""
     encoder = KafkaSink[Total]("totals").encoder(Total)
     said = refusal(encoder, Total("ann", 1), Total(object(), 1))
     assert said.startswith("Sink 'table' cannot write the record at orders[2] offset 11: ")
@@ -75,8 +87,6 @@ def test_an_output_that_has_no_encoding_is_told_of_the_sink() -> None:
 
 @pytest.mark.parametrize("store", ["kafka", "redis"])
 def test_a_function_of_a_sink_that_raises_is_told_as_the_users(store: str) -> None:
-    """Which argument it is, and where in the user's code it raised."""
-
     def key(total: Total) -> str:
         return str(total.customer["name"])
 
@@ -114,6 +124,5 @@ def test_only_none_is_a_tombstone(value: float) -> None:
 
 
 def test_headers_that_raise_are_told_as_the_users() -> None:
-    """As a key that does."""
     encoder = KafkaSink[Total]("totals", headers=lambda total: [("a", total.nothing)]).encoder(Total)  # type: ignore[attr-defined]  # it has none
     assert refusal(encoder, Total("ann", 1)).startswith("headers= of sink 'table' raised AttributeError")

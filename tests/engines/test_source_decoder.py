@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from confluent_kafka import Message
 
+from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.source_decoder import NAMED_MAX, SourceDecoder
 from exactlyonce.pipeline.codec import Codec
@@ -23,7 +24,6 @@ class Order(msgspec.Struct):
 
 
 def batch_of(good: Any) -> list[Message]:
-    """Messages at offsets from 0 on, of which those are good for which *good* says so."""
     return [
         Message(
             topic="orders",
@@ -44,8 +44,6 @@ def batch_of(good: Any) -> list[Message]:
     ids=["all", "none", "every second", "the last 500"],
 )
 def test_what_does_not_decode_is_left_out(good: Any, metadata: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """However many records of a batch are bad, the good ones come in order with their origins, and the bad ones are
-    counted; a few of those are named, and the rest is one line."""
     make: Any = KafkaSource  # its overloads know True and False, and no bool
     source = make("orders", value=Order, on_error="skip", metadata=metadata)
     decoder = SourceDecoder("orders", source)
@@ -55,7 +53,7 @@ def test_what_does_not_decode_is_left_out(good: Any, metadata: bool, capsys: pyt
     assert [record.id for record in records] == expected
     assert [origin.offset() for origin in batch.origins] == expected
     bad = COUNT - len(expected)
-    assert decoder.skipped == bad
+    assert decoder.skipped_count == bad
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == (NAMED_MAX + 1 if bad else 0)
     if bad:
@@ -64,7 +62,6 @@ def test_what_does_not_decode_is_left_out(good: Any, metadata: bool, capsys: pyt
 
 
 def found(data: bytes) -> Any:
-    """By a codec of the user's."""
     return next(number for number in json.loads(data).values() if number != 7)
 
 
@@ -80,7 +77,6 @@ def test_a_codec_that_finds_nothing_cuts_nothing_short(capsys: pytest.CaptureFix
 
 
 def test_a_key_that_does_not_decode_is_told_as_the_key() -> None:
-    """And a value as the value, where both are decoded."""
     messages = [Message(topic="orders", partition=3, offset=5, key=b"k", timestamp=(1, 1), value=b'{"id": 1}')]
     with pytest.raises(RecordError, match=r"offset 5: the key is no int: "):
         SourceDecoder("orders", KafkaSource("orders", value=Order, key=int, metadata=True)).decode(messages)
@@ -90,9 +86,20 @@ def test_a_key_that_does_not_decode_is_told_as_the_key() -> None:
         )
 
 
+def test_records_that_are_to_be_skipped_are_not_decoded() -> None:
+    """Each is counted and named once; those of other topics and partitions are not meant, nor are those that come."""
+    said: list[str] = []
+    skips = [RecordPlace("orders", 3, 7), RecordPlace("orders", 2, 1), RecordPlace("other", 3, 0)]
+    decoder = SourceDecoder("orders", KafkaSource("orders", value=Order), said.append, skips=skips)
+    batch = decoder.decode(batch_of(lambda number: number != 7)[:10])
+    assert [origin.offset() for origin in batch.origins] == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    assert [record.id for record in batch.records] == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+    assert decoder.skipped_count == 1
+    assert said == ["skipped: source 'orders': the record at orders[3] offset 7, as asked for by --skip"]
+
+
 def test_the_first_bad_record_fails_the_job(capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the source does not skip, the first bad record is the error, and nothing else is said."""
     decoder = SourceDecoder("orders", KafkaSource("orders", value=Order))
     with pytest.raises(RecordError, match=r"orders\[3\] offset 7"):
         decoder.decode(batch_of(lambda number: number < 7))
-    assert (decoder.skipped, capsys.readouterr().err) == (0, "")
+    assert (decoder.skipped_count, capsys.readouterr().err) == (0, "")

@@ -1,75 +1,55 @@
-"""A store with a ledger in a pipeline: killed, away, refusing, restored, and beside Kafka."""
+"""A store with a ledger in a pipeline: killed, away, refusing, restored, beside Kafka; and that of the docs."""
 
 from __future__ import annotations
 
+import re
 import shutil
-import subprocess
-import sys
+import signal
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from running import QUICK, abort_while_a_worker_sleeps, assert_copies, assert_totals, orders
+from running import QUICK, Job, Run, abort_while_a_worker_sleeps, orders, stop
 from stored import assert_rows, rows_of
 from test_kill_matrix import ELSEWHERE
 from unreferenced import unreferenced_blocks
+from waiting import until
 
-from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.cli.main import main
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import StoppedShort
 from exactlyonce.pipeline.failpoints import NAMES
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
 
-Fed = list[tuple[str, str]]
-
 
 class Stored:
-    """A pipeline with a database, and what was fed to it."""
-
-    def __init__(self, kafka: KafkaCluster, name: str, folder: Path, run: Any) -> None:
-        self.kafka, self.name, self.database = kafka, name, folder / "rows.db"
-        self.fed: Fed = []
-        self._run = run
-        kafka.create_topic(f"{name}-in", 3)
-        self.arguments = ("--param", f"name={name}", "--param", f"database={self.database}", *QUICK)
-
-    def feed(self, count: int = 2000) -> None:
-        """More orders."""
-        more = orders(count, first=len(self.fed))
-        self.kafka.produce(f"{self.name}-in", more)
-        self.fed += more
-
-    def run(self, *arguments: str, **more: Any) -> Any:
-        """Begin an incarnation."""
-        return self._run("stored:totals", *self.arguments, *arguments, **more)
-
-    def finish(self, *arguments: str) -> Any:
-        """Run to the end of what was fed."""
-        job = self.run("--until", "latest", *arguments)
-        assert job.wait() == 0, job.said
-        return job
+    def __init__(self, job: Job, database: Path) -> None:
+        self.job, self.database = job, database
+        job.feed(2000)
 
     def flag(self, name: str) -> Path:
-        """The file beside the database that makes it misbehave."""
         return self.database.with_suffix(f".{name}")
 
+    def ends(self, code: int, *arguments: str) -> str:
+        return self.job.finish_here(*arguments, code=code)
+
     def assert_exact(self) -> None:
-        """The database, and Kafka's topics beside it, are right; no block is left that nobody refers to."""
-        assert_rows(self.database, self.fed)
-        assert_totals(self.kafka, f"{self.name}-out", self.fed)
-        assert_copies(self.kafka, f"{self.name}-copies", self.fed)
-        assert unreferenced_blocks(self.kafka, self.name) == set()
+        assert_rows(self.database, self.job.fed)
+        self.job.assert_totals()
+        self.job.assert_copies()
+        assert unreferenced_blocks(self.job.kafka, self.job.name) == set()
 
 
 @pytest.fixture
-def stored(kafka: KafkaCluster, topic_name: str, tmp_path: Path, run: Any) -> Stored:
-    """A pipeline that has not run yet, fed with 2,000 orders."""
-    made = Stored(kafka, topic_name, tmp_path, run)
-    made.feed()
-    return made
+def stored(job_of: Callable[..., Job], tmp_path: Path) -> Stored:
+    database = tmp_path / "rows.db"
+    return Stored(job_of("stored:totals", "--param", f"database={database}"), database)
 
 
 PLACES = sorted(set(NAMES) - ELSEWHERE | {"store-committing", "store-committed"})
@@ -78,166 +58,178 @@ PLACES = sorted(set(NAMES) - ELSEWHERE | {"store-committing", "store-committed"}
 @pytest.mark.exhaustive(but=["store-committed"])
 @pytest.mark.parametrize("name", PLACES)
 def test_kills(name: str, stored: Stored, failpoint: Callable[..., dict[str, str]], tmp_path: Path) -> None:
-    """Kafka and the store agree though a process was killed at the step, for the second time it came there."""
     once = name in ("coordinator-opened", "coordinator-swept", "worker-restored")
-    job = stored.run("--parallelism", "2", env=failpoint(name, nth=1 if once else 2))
-    fired, deadline = tmp_path / "fired" / name, time.monotonic() + LIMIT_S
-    while not fired.exists():
-        assert time.monotonic() < deadline, f"the planned kill happened: {job.said}"
-        stored.feed(100)
-        time.sleep(0.1)
+    run = stored.job.start("--parallelism", "2", env=failpoint(name, nth=1 if once else 2))
+    fired = tmp_path / "fired" / name
+    until(fired.exists, meanwhile=lambda: stored.job.feed(100), told=lambda: run.said, pause_s=0.1)
     if name.startswith("worker"):
-        job.await_checkpoint()
-        job.kill()
+        run.await_checkpoint()
+        run.kill()
+        stored.job.finish("--parallelism", "3")
     else:
-        assert job.wait() == -9, job.said
-    stored.finish("--parallelism", "3")
+        assert run.wait() == -9, run.said
+        stored.ends(0)
+    stored.assert_exact()
+
+
+def gone_on(stored: Stored, run: Run) -> None:
+    stored.job.feed(2000)
+    stored.flag("away").unlink()
+    run.await_checkpoint()
+    stop(run)
+    assert "restarting" not in run.said
+    stored.ends(0)
     stored.assert_exact()
 
 
 @pytest.mark.exhaustive
-def test_a_store_that_is_away(stored: Stored) -> None:
-    """The run waits for it, says so, reads no more meanwhile, and goes on without a restart."""
-    job = stored.run("--parallelism", "2")
-    job.await_checkpoint()
+@pytest.mark.parametrize("away_s", [0, 60])
+def test_a_store_that_is_away(away_s: int, stored: Stored) -> None:
+    run = stored.job.start("--parallelism", "2")
+    run.await_checkpoint()
     stored.flag("away").touch()
-    stored.feed()
-    waiting = job.await_event(lambda event: "waiting for the store of sink 'rows'" in event.get("text", ""))
+    stored.job.feed(2000)
+    waiting = run.await_event(lambda event: "waiting for the store of sink 'rows'" in event.get("text", ""))
     assert "rows.db is away" in waiting["text"]
-    stored.feed()
-    stored.flag("away").unlink()
-    job.await_checkpoint()
-    job.process.terminate()
-    assert job.wait() == 0, job.said
-    assert "restarting" not in job.said
-    stored.finish()
-    stored.assert_exact()
-
-
-@pytest.mark.exhaustive
-def test_a_store_that_is_away_for_a_minute(stored: Stored) -> None:
-    """Heartbeats go on, so that nobody takes the pipeline for dead; no restart, and all rows once."""
-    job = stored.run("--parallelism", "2")
-    job.await_checkpoint()
-    stored.flag("away").touch()
-    stored.feed()
-    job.await_event(lambda event: "waiting for the store" in event.get("text", ""))
-    time.sleep(60)
-    history = read_history({"bootstrap.servers": stored.kafka.bootstrap_servers}, stored.name)
-    assert history.living(SystemClock().now_ms()) is not None, "it shows that it goes on"
-    stored.flag("away").unlink()
-    stored.feed()
-    job.await_checkpoint()
-    job.process.terminate()
-    assert job.wait() == 0, job.said
-    assert "restarting" not in job.said
-    stored.finish()
-    stored.assert_exact()
+    time.sleep(away_s)  # longer than anything but `--store-timeout` waits
+    assert stored.job.history().living(SystemClock().now_ms()) is not None, "it shows that it goes on"
+    gone_on(stored, run)
 
 
 @pytest.mark.exhaustive
 def test_a_store_that_stays_away(stored: Stored) -> None:
-    """After `--store-timeout` the run ends with what to do; the next one finishes what was decided."""
-    job = stored.run("--store-timeout", "1s")
-    job.await_checkpoint()
+    run = stored.job.start("--store-timeout", "1s")
+    run.await_checkpoint()
     stored.flag("away").touch()
-    stored.feed()
-    assert job.wait() == 4, job.said
-    assert "(store_timeout, --store-timeout;" in job.said
-    assert "Nothing is lost: run it again once the store is there" in job.said
-    again = stored.run("--until", "latest", "--store-timeout", "1s")
-    assert again.wait() == 4, "at the start it is waited for likewise"
-    assert "(store_timeout, --store-timeout;" in again.said
+    stored.job.feed(2000)
+    assert run.wait() == 4, run.said
+    assert "(store_timeout, --store-timeout;" in run.said
+    assert "Nothing is lost: run it again once the store is there" in run.said
+    assert "(store_timeout, --store-timeout;" in stored.ends(4, "--store-timeout", "1s"), "at the start, too"
     stored.flag("away").unlink()
-    stored.finish()
+    stored.ends(0)
+    stored.assert_exact()
+
+
+@pytest.mark.exhaustive
+def test_a_stop_while_the_store_is_away(stored: Stored) -> None:
+    """It ends by `--stop-timeout`, or at once where nothing runs yet, and says what is left for the next run."""
+    run = stored.job.start("--stop-timeout", "1s")
+    run.await_checkpoint()
+    stored.flag("away").touch()
+    stored.job.feed(2000)
+    run.await_event(lambda event: "waiting for the store of sink 'rows'" in event.get("text", ""))
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == StoppedShort.exit_code, run.said
+    assert "none was complete within 1000 ms (stop_timeout" in run.said
+    assert "whose commit it takes up" in run.said
+    again = stored.job.start()
+    again.await_event(lambda event: "waiting for the store of sink 'rows'" in event.get("text", ""))
+    again.process.send_signal(signal.SIGTERM)
+    assert again.wait() == StoppedShort.exit_code, again.said
+    assert "before anything ran" in again.said
+    stored.flag("away").unlink()
+    stored.ends(0)
     stored.assert_exact()
 
 
 @pytest.mark.exhaustive
 def test_a_store_that_refuses(stored: Stored) -> None:
-    """It halts with the choices; changed, it takes the rows; a loss that is accepted is that of these rows alone."""
-    stored.finish()
+    stored.ends(0)
     stored.flag("refuse").touch()
-    stored.feed()
-    job = stored.run("--until", "latest")
-    assert job.wait() == 6, job.said
-    assert "has no column 'sum'" in job.said
+    stored.job.feed(2000)
+    assert "has no column 'sum'" in stored.ends(6)
     stored.flag("refuse").unlink()
-    stored.finish()
+    stored.ends(0)
     stored.assert_exact()
     stored.flag("refuse").touch()
-    stored.feed(100)
-    job = stored.run("--until", "latest")
-    while job.wait() == 6:  # once for each checkpoint that has some of them
-        number = job.said.split("--accept-loss ")[1].split("`")[0]
-        job = stored.run("--until", "latest", "--accept-loss", number)
-    assert job.wait() == 0, job.said
+    stored.job.feed(100)
+    run = stored.job.start("--until", "latest")
+    while run.wait() == 6:  # once for each checkpoint that has some of them
+        number = run.said.split("--accept-loss ")[1].split("`")[0]
+        run = stored.job.start("--until", "latest", "--accept-loss", number)
+    assert run.wait() == 0, run.said
     stored.flag("refuse").unlink()
-    before = len(stored.fed)
-    stored.feed(100)
-    stored.finish()
+    before = len(stored.job.fed)
+    stored.job.feed(100)
+    stored.ends(0)
     seen = {row.id for row in rows_of(stored.database)}
     assert seen == set(range(before - 100)) | set(range(before, before + 100))
 
 
 @pytest.mark.exhaustive
 def test_a_store_that_was_restored_from_a_backup(stored: Stored, tmp_path: Path) -> None:
-    """What it has lost is neither written again nor left out in silence: a halt, until it is as it was."""
-    stored.finish()
+    stored.ends(0)
     shutil.copy(stored.database, tmp_path / "backup")
-    stored.feed()
-    stored.finish()
+    stored.job.feed(2000)
+    stored.ends(0)
     shutil.copy(stored.database, tmp_path / "newest")
     shutil.copy(tmp_path / "backup", stored.database)
-    stored.feed()
-    job = stored.run("--until", "latest")
-    assert job.wait() == 6, job.said
-    assert "the store was restored from a backup" in job.said
+    stored.job.feed(2000)
+    assert "the store was restored from a backup" in stored.ends(6)
     shutil.copy(tmp_path / "newest", stored.database)
-    stored.finish()
+    stored.ends(0)
     stored.assert_exact()
 
 
 @pytest.mark.exhaustive
 def test_a_sink_of_another_description(stored: Stored, failpoint: Callable[..., dict[str, str]]) -> None:
-    """What was set aside for a sink is not committed by one that reads it otherwise: a halt, until it is as it was."""
-    assert stored.run("--until", "latest", env=failpoint("store-committing")).wait() == -9
-    job = stored.run("--until", "latest", "--param", "label=changed")
-    assert job.wait() == 6, job.said
-    assert "set aside for another description of the sink" in job.said
-    stored.finish()
-    stored.feed()
-    stored.finish("--param", "label=changed")
+    stored.job.finish(env=failpoint("store-committing"), code=-9)
+    assert "set aside for another description of the sink" in stored.ends(6, "--param", "label=changed")
+    stored.ends(0)
+    stored.job.feed(2000)
+    stored.ends(0, "--param", "label=changed")
     stored.assert_exact()
 
 
 @pytest.mark.exhaustive
 def test_a_pipeline_that_was_reset(stored: Stored) -> None:
     """The old ledger would take its first checkpoints for done: a halt says what to empty."""
-    stored.finish()
-    subprocess.run(
-        [sys.executable, "-m", "exactlyonce.cli.main", "reset", stored.name, "--yes", "--force",
-         "--bootstrap-servers", stored.kafka.bootstrap_servers],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    job = stored.run("--until", "latest")
-    assert job.wait() == 6, job.said
-    assert "begun for another checkpoint topic" in job.said
+    stored.ends(0)
+    servers = ("--bootstrap-servers", stored.job.kafka.bootstrap_servers)
+    assert main(["reset", stored.job.name, "--yes", "--force", *servers]) == 0
+    assert "begun for another checkpoint topic" in stored.ends(6)
     stored.database.unlink()
-    stored.finish()
-    assert_rows(stored.database, stored.fed)
+    stored.ends(0)
+    assert_rows(stored.database, stored.job.fed)
 
 
 @pytest.mark.exhaustive
 def test_an_aborted_checkpoint(stored: Stored, tmp_path: Path) -> None:
-    """What was set aside for it is carried by the next one, at whose decision it is committed."""
-    stored.feed(1000)
+    job = stored.job
+    job.feed(1000)
     slow = ("--parallelism", "2", "--checkpoint-timeout", "2s", "--tolerable-failed", "50")
-    job = stored.run("--param", f"folder={tmp_path}", *slow)
-    job.await_checkpoint()
-    stored.fed += abort_while_a_worker_sleeps(job, stored.kafka, f"{stored.name}-in", tmp_path, len(stored.fed))
-    job.await_checkpoint()
-    job.process.terminate()
-    assert job.wait() == 0, job.said
-    stored.finish("--param", f"folder={tmp_path}")
+    run = job.start("--param", f"folder={tmp_path}", *slow)
+    run.await_checkpoint()
+    job.fed += abort_while_a_worker_sleeps(run, job.kafka, job.topic, tmp_path, len(job.fed))
+    run.await_checkpoint()
+    restarts = [line for line in run.said.splitlines() if "restarting" in line]
+    starved = ("no producer was ready", "no checkpoint could be triggered")
+    assert all(any(each in line for each in starved) for line in restarts), "nothing but what the feeding went on after"
+    stop(run)
+    stored.job.finish("--param", f"folder={tmp_path}")
     stored.assert_exact()
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "writing-a-sink.md"
+
+
+def test_each_order_is_in_the_table_once(
+    kafka: KafkaCluster, topic_name: str, run: Callable[..., Any], tmp_path: Path,
+    failpoint: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "shop.py").write_text("\n\n".join(blocks[:2]))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    database = tmp_path / "orders.db"
+    topic = kafka.create_topic(f"{topic_name}-orders", partitions=3)
+    arguments = ("shop:pipeline", "--param", f"name={topic_name}", "--param", f"path={database}", *QUICK)
+    kafka.produce(topic, orders(1_000))
+    killed = run(*arguments, env=failpoint("store-committing"))
+    assert killed.wait() == -9, killed.said
+    kafka.produce(topic, orders(1_000, first=1_000))
+    last = run(*arguments, "--inline", "--until", "latest")
+    assert last.wait() == 0, last.said
+    with closing(sqlite3.connect(database)) as db:
+        ids = [id_ for (id_,) in db.execute("SELECT id FROM orders ORDER BY id")]
+    assert ids == list(range(2_000))

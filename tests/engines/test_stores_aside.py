@@ -19,18 +19,17 @@ FIRST, SECOND = ask.FenceStore("db", 1, "topic"), ask.CleanStore("db", 1, 0)
 
 
 class Held:
-    """A store that ends a request when it is told to."""
-
     def __init__(self) -> None:
         self.asked: list[ask.Request] = []
         self.threads: set[int] = set()
-        self.ends = threading.Event()
+        self.begun, self.ends = threading.Event(), threading.Event()
         self.failure: Exception | None = None
         self.closed = False
 
     def __call__(self, request: ask.Request) -> str:
         self.asked.append(request)
         self.threads.add(threading.get_ident())
+        self.begun.set()
         assert self.ends.wait(LIMIT_S)
         if self.failure is not None:
             raise self.failure
@@ -43,28 +42,24 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
-    """One whose requests are looked at often."""
     monkeypatch.setattr(stores_aside, "LOOK_INTERVAL_S", 0.01)
     return Held()
 
 
 @pytest.fixture
 def aside(held: Held) -> Iterator[StoresAside]:
-    """It is asked aside."""
     yield (made := StoresAside(held, held.close))
     held.ends.set()
     made.close()
 
 
 def answer(aside: StoresAside, request: ask.Request) -> Any:
-    """Asked until it is there."""
     while isinstance(found := aside(request), UnderWay):
         continue
     return found
 
 
 def test_who_asks_again_gets_the_answer(held: Held, aside: StoresAside) -> None:
-    """Of the request that is under way; asked once more, it is done once more."""
     taken = [aside(FIRST) for _ in range(3)]
     assert all(isinstance(each, UnderWay) for each in taken)
     assert taken == sorted(taken)
@@ -74,7 +69,6 @@ def test_who_asks_again_gets_the_answer(held: Held, aside: StoresAside) -> None:
 
 
 def test_what_it_raises_is_raised(held: Held, aside: StoresAside) -> None:
-    """To whoever asks when it has ended; what is asked then is asked anew."""
     held.failure = StoreUnavailable("away.")
     held.ends.set()
     with pytest.raises(StoreUnavailable, match=r"away\."):
@@ -84,9 +78,9 @@ def test_what_it_raises_is_raised(held: Held, aside: StoresAside) -> None:
 
 
 def test_another_request_waits_for_the_end_of_the_first(held: Held, aside: StoresAside) -> None:
-    """No two are under way, whether an answer is wanted or not, and all are asked on one thread."""
     assert isinstance(aside(FIRST), UnderWay)
     assert isinstance(aside(SECOND), UnderWay)
+    assert held.begun.wait(LIMIT_S)
     assert held.asked == [FIRST]
     held.ends.set()
     assert (answer(aside, SECOND), held.asked) == ("answer 2", [FIRST, SECOND])
@@ -109,6 +103,5 @@ def test_the_end_waits_for_what_is_under_way(held: Held) -> None:
 
 
 def test_other_requests_are_not_its(held: Held, aside: StoresAside) -> None:
-    """They are for somebody else."""
     assert aside(ask.Reached("store-committed")) is NotImplemented
     assert held.asked == []

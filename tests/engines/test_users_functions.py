@@ -35,8 +35,6 @@ class Sale(msgspec.Struct):
 
 
 class Odd:
-    """Neither true nor false."""
-
     def __bool__(self) -> bool:
         raise ValueError("ambiguous")
 
@@ -47,12 +45,10 @@ class Mute(Exception):
 
 
 def batch_of(records: list[Any]) -> Batch:
-    """Of one key, at offsets from 0 on."""
     return Batch(records, [Coordinates("t", 0, offset) for offset in range(len(records))], [ANN] * len(records))
 
 
 def pushed(operator: Any, *batches: list[Any]) -> list[Any]:
-    """What it makes of them, as it is at the end of each batch."""
     found: list[Any] = []
     operator.downstream.append(lambda batch: found.extend(msgspec.to_builtins(batch.records)))
     for records in batches:
@@ -61,12 +57,10 @@ def pushed(operator: Any, *batches: list[Any]) -> list[Any]:
 
 
 def stateful(fn: Callable[..., Any], type_: Any = Basket, *, flat: bool = False, reduces: bool = False) -> Stateful:
-    """An operator with a table of its own."""
     return Stateful("op", fn, KeyedTable("op", type_, range(16), 16), flat, reduces)
 
 
 def nothing_at(offset: int) -> Callable[..., Any]:
-    """A function whose `next` finds nothing at this number."""
     return lambda *arguments: next(each for each in arguments if isinstance(each, int) and each != offset)
 
 
@@ -109,7 +103,6 @@ def generated(state: Basket | None, record: int) -> tuple[Basket, Iterator[int]]
 
 
 def test_outputs_of_a_key_may_be_generated() -> None:
-    """They are taken as whoever iterates over them gets them; what cannot be is an error of that record."""
     assert pushed(stateful(generated, flat=True), [1, 2]) == [1, 1, 2, 2]
     for outputs in (None, 5):
         with pytest.raises(RecordError, match=r"is not iterable.* offset 0"):
@@ -117,21 +110,19 @@ def test_outputs_of_a_key_may_be_generated() -> None:
 
 
 def test_what_is_neither_true_nor_false_is_an_error_of_the_record() -> None:
-    """Whoever asks for it raises, and it is the filter that asks."""
     with pytest.raises(RecordError, match=r"'keep' raised ValueError: ambiguous .* offset 1"):
         pushed(Filter("keep", cast("Any", lambda record: Odd() if record else True)), [0, 1])
 
 
 def test_any_error_has_a_text() -> None:
-    """One that cannot say what it is, and one that has what UTF-8 has not."""
-    assert "it cannot say what: its text raised KeyError" in str(record_error("Operator 'op'", None, Mute()))
-    said = str(record_error("Operator 'op'", None, ValueError("caf\udce9")))
+    assert "it cannot say what: its text raised KeyError" in str(record_error("Operator 'op'", "op", None, Mute()))
+    assert "ValueError: say what, on a record. The job" in str(record_error("op", "op", None, ValueError("say what.")))
+    said = str(record_error("Operator 'op'", "op", None, ValueError("caf\udce9")))
     assert said.encode()
     assert "caf\\udce9" in said
 
 
 def added(basket: Basket | None, item: int) -> Basket:
-    """Changed in place."""
     basket = basket or Basket([])
     basket.items.append(item)
     return basket
@@ -167,8 +158,6 @@ GROWN = [[1], [1, 2], [1, 2, 3]]
     ids=["the state", "a part", "its list", "in a tuple", "in a dict", "flat", "cleared", "a number"],
 )
 def test_outputs_stay_what_they_were(fn: Any, flat: bool, expected: Any, batches: list[list[int]]) -> None:
-    """A state that is changed in place changes no output that an earlier record had, in whatever batches they come, and
-    also where somebody keeps the outputs."""
     operator, kept = stateful(fn, flat=flat), list[Any]()
     operator.downstream.append(lambda batch: kept.extend(batch.records))
     assert pushed(operator, *batches) == expected
@@ -196,7 +185,6 @@ def test_a_record_that_becomes_a_state_stays_what_it_was() -> None:
 
 
 def test_points_in_time_are_in_utc_behind_a_key() -> None:
-    """As they come out of a shuffle, whether there is one or not: a rescaled pipeline sees the same."""
     sale = Sale(datetime.fromisoformat("2026-07-01T00:30:00+02:00"))
     shuffle = BatchCodec(Sale)
     (shuffled,) = shuffle.decode(shuffle.encode(batch_of([sale]))).records

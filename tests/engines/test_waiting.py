@@ -21,23 +21,18 @@ from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import performer as performers
 from exactlyonce.engines.performer import Performer
 from exactlyonce.pipeline.errors import BrokerUnavailable
+from exactlyonce.testing.cluster import LIMIT_S
 
 
 class Away:
-    """Connections to brokers of which none answers."""
-
     def end_all(self, endings: Any, *, commit: bool) -> Any:
-        """Nobody is there."""
         raise BrokerUnavailable("127.0.0.1:9092 does not answer")
 
     def producers(self, partitions: Any) -> Any:
-        """Nobody is there."""
         raise BrokerUnavailable("127.0.0.1:9092 does not answer")
 
 
 def test_what_is_waited_for_is_said_once_in_a_while() -> None:
-    """An end without an answer is asked for again, and a partition that nobody leads is looked at again: whoever looks
-    at the run learns what it waits for, and not at every try."""
     notes: list[str] = []
     nobody: Any = Away()
     nothing: Any = None
@@ -59,7 +54,7 @@ def test_heartbeats_go_on_while_something_is_written_again(request_: Request, mo
     beaten = threading.Semaphore(0)
 
     def slow(*arguments: Any) -> str:
-        assert all(beaten.acquire(timeout=10) for _ in range(3)), "heartbeats come meanwhile"
+        assert all(beaten.acquire(timeout=LIMIT_S) for _ in range(3)), "heartbeats come meanwhile"
         return "done"
 
     monkeypatch.setattr(performers, "UPKEEP_INTERVAL_S", 0.001)

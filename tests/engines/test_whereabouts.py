@@ -1,11 +1,17 @@
-"""The whereabouts of workers, known while they are stuck, and no longer; and a message is sent whole, or kept."""
+"""A coordinator knows where its workers are stuck and what they have not written; messages are sent whole."""
 
 from __future__ import annotations
 
 import socket
 from typing import Any
 
+import msgspec
+import pytest
+
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.local.messages import (
+    AllWritten,
     CheckpointFinalized,
     Connection,
     Occupied,
@@ -13,8 +19,13 @@ from exactlyonce.engines.local.messages import (
     Ready,
     ToCoordinator,
     ToWorker,
+    WorkerFailed,
 )
 from exactlyonce.engines.local.whereabouts import Whereabouts
+from exactlyonce.engines.local.workers import LastOutput
+from exactlyonce.pipeline.delivery import Delivery
+from exactlyonce.pipeline.errors import ExactlyOnceError, OutputLost, RecordError
+from exactlyonce.sinks import KafkaSink
 
 
 def progress(subtask: int = 0, busiest: str = "", busiest_ms: float = 0.0, busiest_share: float = 0.0) -> Progress:
@@ -32,7 +43,6 @@ def of_two() -> Whereabouts:
 
 
 def test_whoever_is_not_ready_is_named_with_what_it_is_in() -> None:
-    """While workers start, those that are ready are not named; one that told nothing is said to be silent."""
     found = of_two()
     found.heard(0, Occupied(0, "open() of operator 'x'", 7.0), 107.0)
     assert found.hanging(107.5) == (
@@ -44,7 +54,6 @@ def test_whoever_is_not_ready_is_named_with_what_it_is_in() -> None:
 
 
 def test_a_worker_that_tells_of_progress_hangs_no_more() -> None:
-    """What it was in is over; a moment between two signs of life is no silence."""
     found = of_two()
     for subtask in (0, 1):
         found.ready(subtask)
@@ -58,7 +67,6 @@ def test_a_worker_that_tells_of_progress_hangs_no_more() -> None:
 
 
 def test_a_note_comes_once_for_each_place() -> None:
-    """After ten seconds in one place it is worth a note, and not again while the attempt lasts."""
     found = of_two()
     notes = [found.heard(0, Occupied(0, "operator 'x'", 9.0 + seconds), 109.0 + seconds) for seconds in range(4)]
     assert notes == ["", "worker 0 has been in operator 'x' for 10 s: its checkpoints wait for it", "", ""]
@@ -68,33 +76,75 @@ def test_a_note_comes_once_for_each_place() -> None:
 
 
 def test_an_operator_is_slow_that_takes_long_and_most_of_the_time() -> None:
-    """One that takes microseconds, or little of the time, is not named."""
     found = of_two()
     found.heard(0, progress(0, "enrich", 50.2, 0.98), 101.0)
     found.heard(1, progress(1, "totals", 0.002, 0.98), 101.0)
     assert found.slow() == "operator 'enrich' takes 50 ms a record (98% of the time of worker 0)"
     found.heard(0, progress(0, "enrich", 50.2, 0.1), 102.0)
     assert found.slow() == ""
+    found.heard(0, msgspec.structs.replace(progress(), held_up=["sink 'out' waits"]), 103.0)
+    assert found.slow() == "sink 'out' waits"
 
 
 def test_a_coordinator_does_not_wait_for_a_worker_that_takes_nothing() -> None:
-    """What a worker does not read is kept, in order, and it gets all of it when it reads again."""
     ours, theirs = socket.socketpair()
     coordinator, worker = Connection(ours, ToCoordinator, waits=False), Connection(theirs, ToWorker, waits=True)
-    for checkpoint in range(200_000):
+    for checkpoint in range(50_000):
         coordinator.send(CheckpointFinalized(checkpoint))
     got: list[Any] = []
-    while len(got) < 200_000:
+    while len(got) < 50_000:
         coordinator.flush()
         got += worker.receive()
-    assert [each.checkpoint for each in got] == list(range(200_000))
+    assert [each.checkpoint for each in got] == list(range(50_000))
 
 
 def test_a_peer_that_is_gone_closes_the_connection() -> None:
-    """Sending to it is no error, and waits for nothing."""
     for waits in (True, False):
         ours, theirs = socket.socketpair()
         connection = Connection(ours, ToCoordinator, waits=waits)
         theirs.close()
         connection.send(CheckpointFinalized(1))
         assert connection.closed
+
+
+def last_output(*said: object, delivery: Delivery = "at_most_once") -> ExactlyOnceError | None:
+    pipeline = Pipeline("counts")
+    pipeline.source("in", KafkaSource("in", value=str)).sink("out", KafkaSink("out", delivery=delivery))
+    output = LastOutput(pipeline.build())
+    for message in (Ready(0, "", 1), Ready(1, "", 1), *said):
+        output.heard(message)
+    return output.error(7, lambda text: text.replace("hidden", "***"))
+
+
+def waiting(subtask: int, count: int) -> Progress:
+    told = progress(subtask)
+    told.unwritten = {"out": count} if count else {}
+    return told
+
+
+def test_who_has_written_all_ends_cleanly() -> None:
+    assert last_output(waiting(0, 3), AllWritten(0), AllWritten(1)) is None
+    assert last_output(AllWritten(0), AllWritten(1), WorkerFailed(1, "", "close() raised")) is None
+
+
+def test_what_failed_is_counted() -> None:
+    said = r"Output is lost.* last checkpoint, 7.*: 1,005 of sink 'out'\..*The reason: no room, \*\*\*"
+    failed = WorkerFailed(0, "", "no room, hidden", {"out": 5})
+    with pytest.raises(OutputLost, match=said):
+        raise last_output(failed, waiting(1, 1000)) or AssertionError
+    with pytest.raises(RecordError, match=r"Output is lost.*: 5 of sink 'out'.*too large"):
+        raise last_output(AllWritten(1), WorkerFailed(0, "RecordError", "too large", {"out": 5})) or AssertionError
+
+
+def test_who_says_nothing_more_is_no_clean_end() -> None:
+    """A worker that was killed, or took too long, had perhaps not heard that it may write."""
+    with pytest.raises(OutputLost, match=r"nobody knows how many, of 'out'.*was killed, or did not end in time"):
+        raise last_output(AllWritten(0)) or AssertionError
+
+
+def test_where_nothing_waits_nothing_is_lost() -> None:
+    """The other deliveries have written before the checkpoint: there only an error that comes again is one."""
+    assert last_output(delivery="exactly_once") is None
+    assert last_output(WorkerFailed(0, "", "close() raised"), delivery="at_least_once") is None
+    failed = last_output(WorkerFailed(0, "RecordError", "bad"), delivery="exactly_once")
+    assert (type(failed), str(failed)) == (RecordError, "bad")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
+from operator import eq
 
 from confluent_kafka import Consumer, IsolationLevel, TopicPartition
+from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.store import client as store_client
@@ -15,21 +16,21 @@ from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.engines.in_flight import blocks_of
 from exactlyonce.state.index import decode_index
-from exactlyonce.testing.cluster import KafkaCluster
+from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
 
 def _await_markers(kafka: KafkaCluster, topic: str, partitions: Iterable[int]) -> None:
     """Until no transaction is open in the partitions: the markers of the last one may have been on their way."""
-    client, deadline = store_client.admin({"bootstrap.servers": kafka.bootstrap_servers}), time.monotonic() + 60
-    while (stable := end_offsets(client, topic, partitions, IsolationLevel.READ_COMMITTED)) != (
-        ends := end_offsets(client, topic, partitions)
-    ):
-        print(f"{topic}: readers get to {stable} of {ends}")
-        assert time.monotonic() < deadline, "every transaction ends"
+    client = store_client.admin({"bootstrap.servers": kafka.bootstrap_servers})
+
+    def ends() -> list[dict[int, int]]:
+        levels = (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        return [end_offsets(client, topic, partitions, level) for level in levels]
+
+    until(lambda: eq(*ends()), told=ends)
 
 
 def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
-    """The keys in the block partitions whose newest committed value is no tombstone."""
     consumer = Consumer(
         {
             "bootstrap.servers": kafka.bootstrap_servers, "group.id": "unreferenced", "enable.auto.commit": False,
@@ -42,7 +43,7 @@ def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
     consumer.assign([TopicPartition(topic, partition, 0) for partition in unread])
     live: set[str] = set()
     while unread:
-        message = consumer.poll(30.0)
+        message = consumer.poll(LIMIT_S)
         assert message is not None, f"partitions {unread} of {topic} are read to their ends"
         if message.error() is not None:
             unread.discard(message.partition() or 0)
@@ -54,12 +55,10 @@ def live_blocks(kafka: KafkaCluster, topic: str, partitions: int) -> set[str]:
 
 
 def newest_checkpoint(kafka: KafkaCluster, pipeline: str) -> Manifest:
-    """As it was decided."""
     return read_history({"bootstrap.servers": kafka.bootstrap_servers}, pipeline).retained[-1]
 
 
 def unreferenced_blocks(kafka: KafkaCluster, pipeline: str) -> set[str]:
-    """Live blocks that no retained manifest refers to, directly or through its index blocks."""
     config = {"bootstrap.servers": kafka.bootstrap_servers}
     topic = find_topic(config, pipeline)
     live = live_blocks(kafka, topic.name, topic.partitions)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exactlyonce.pipeline.codec import BytesCodec, Codec, JsonCodec, StrCodec, codec_for
+from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.schema import UnsupportedType
 
 
@@ -60,14 +61,12 @@ things: st.SearchStrategy[Thing] = st.builds(
 
 @given(things, st.none() | things)
 def test_json_gives_back_every_supported_type(thing: Thing, parent: Thing | None) -> None:
-    """A Struct of enums, tuples, dicts, dates, decimals, UUIDs, bytes and itself comes back equal."""
     codec = JsonCodec(Thing)
     thing.parent = parent
     assert codec.decode(codec.encode(thing)) == thing
 
 
 def test_json_names_the_field_that_does_not_fit() -> None:
-    """A field of another type is an error with its path."""
     with pytest.raises(ValueError, match=r"Expected `int \| null`, got `str` - at `\$\[0\]\.parts"):
         JsonCodec(list[Thing]).decode(b'[{"id": 1, "parts": {"a": "x"}, "colour": "red", "place": [1, "x"]}]')
     with pytest.raises(ValueError, match="missing required field `id`"):
@@ -76,7 +75,6 @@ def test_json_names_the_field_that_does_not_fit() -> None:
 
 @given(st.binary())
 def test_bytes_pass_as_the_same_object(data: bytes) -> None:
-    """Bytes are not copied, and only bytes pass."""
     codec = BytesCodec()
     assert codec.decode(data) is data
     assert codec.encode(data) is data
@@ -86,7 +84,6 @@ def test_bytes_pass_as_the_same_object(data: bytes) -> None:
 
 @given(st.text(st.characters(codec="utf-8")))
 def test_text_is_utf_8(text: str) -> None:
-    """Text comes back, and what is no UTF-8 is refused."""
     codec = StrCodec()
     assert codec.decode(codec.encode(text)) == text
     with pytest.raises(UnicodeDecodeError):
@@ -98,13 +95,10 @@ def test_text_is_utf_8(text: str) -> None:
     [(bytes, "bytes"), (bytes | None, "bytes"), (str, "str"), (int, "json"), (Thing, "json"), (Thing | None, "json")],
 )
 def test_the_codec_of_a_type(type_: Any, name: str) -> None:
-    """Bytes and text have their own codec, also where None may stand in; all else is JSON."""
     assert codec_for(type_).name == name
 
 
 def test_a_codec_of_ones_own_is_its_own_codec() -> None:
-    """A Codec passes through `codec_for`, and says in manifests what it is called if its type says nothing."""
-
     class Row:
         pass
 
@@ -115,7 +109,6 @@ def test_a_codec_of_ones_own_is_its_own_codec() -> None:
 
 @pytest.mark.parametrize("type_", [complex, object(), list[complex], dict[str, type]])
 def test_json_refuses_what_it_cannot_write(type_: Any) -> None:
-    """A type that msgspec does not know is refused when the codec is made, not at the first record."""
     with pytest.raises(UnsupportedType):
         JsonCodec(type_)
 
@@ -144,3 +137,16 @@ def test_a_number_that_json_has_not_beside_what_messagepack_has_not() -> None:
     assert JsonCodec(Any).encode([1 << 70, None]) == b"[1180591620717411303424,null]"
     with pytest.raises(ValueError, match="it holds nan"):
         JsonCodec(Any).encode([1 << 70, float("nan")])
+
+
+keys = st.none() | st.binary() | st.text() | st.integers(-(2**63), 2**63 - 1) | st.booleans()
+headers = st.lists(st.tuples(st.text(), st.none() | st.binary())).map(tuple)
+
+
+@given(keys, headers, st.none() | st.builds(Reading, st.text(), st.just({"x": (1.5,)})))
+def test_a_record_crosses_a_shuffle_unchanged(
+    key: object, headers: tuple[tuple[str, bytes | None], ...], value: Reading | None
+) -> None:
+    record = Record(value, key, 123, headers, "orders", 2, 17)
+    decoder = msgspec.msgpack.Decoder(Record[Reading | None])
+    assert decoder.decode(msgspec.msgpack.encode(record)) == record

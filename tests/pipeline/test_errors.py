@@ -42,7 +42,6 @@ def drawn() -> Iterator[tuple[str, str, str]]:
 
 
 def test_the_drawing_is_the_tree() -> None:
-    """The drawing has every error below the one that it derives from, with its module."""
     tree = {
         (each.__name__, base.__name__ if (base := each.__base__) is not Exception else "", module)
         for each in all_errors()
@@ -54,14 +53,12 @@ def test_the_drawing_is_the_tree() -> None:
 
 @pytest.mark.parametrize("kind", all_errors(), ids=lambda kind: kind.__name__)
 def test_an_error_survives_pickling(kind: type[ExactlyOnceError]) -> None:
-    """It arrives in another process with its class and its message."""
     arguments = ["what happened", BlockRef(1, 2, "key", 3, b"")][: 2 if kind in (DamagedBlock, UnreadableBlock) else 1]
     arrived = pickle.loads(pickle.dumps(kind(*arguments)))
     assert (type(arrived), str(arrived)) == (kind, "what happened")
 
 
 def test_a_broken_rule_is_a_defect() -> None:
-    """`require` raises with the rule in its message, and not for what holds."""
     require(True, "Nothing happens")
     with pytest.raises(InvariantViolation, match=r"Ids only grow\. This is a defect of exactlyonce"):
         require(0, "Ids only grow")

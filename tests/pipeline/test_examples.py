@@ -15,5 +15,4 @@ MODULES = [module.name for module in pkgutil.iter_modules(exactlyonce.pipeline._
 
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_a_module_are_true(name: str) -> None:
-    """Every example gives what its docstring says."""
     assert doctest.testmod(importlib.import_module(name)).failed == 0

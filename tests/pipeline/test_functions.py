@@ -77,33 +77,24 @@ def read_one(fn: Any) -> Function:
 @pytest.mark.parametrize(
     "fn",
     [
-        of_order,
-        with_more,
-        Method(),
-        Method().method,
-        Method.static,
-        Method.of_class,
-        traced(of_order),
+        of_order, with_more, Method(), Method().method, Method.static, Method.of_class, traced(of_order),
         functools.partial(with_more, factor=2),
-        functools.partial(lambda order: None) and of_order,
     ],
-)
+)  # fmt: skip
 def test_the_return_type_of_whatever_can_be_called(fn: Any) -> None:
-    """Functions, methods, callable objects, partials and wrapped functions declare their types."""
     function = read_one(fn)
     assert (function.returns, function.factory, function.problems) == (Total, False, ())
 
 
 def test_annotations_in_strings_resolve() -> None:
-    """A string annotation names a type of the function's module."""
+    """A local of the same name as a class of the function's module does not hide it."""
     function = read_one(in_strings)
     assert function.parameters == (Order,)
     assert without_none(function.returns) is Total
+    assert read(in_strings, ("record",), {"Order": int}).parameters == (Order,)
 
 
 def test_classes_inside_functions_resolve_by_the_locals() -> None:
-    """A class that is local where the pipeline is written is found among the locals there."""
-
     class Local:
         pass
 
@@ -114,14 +105,7 @@ def test_classes_inside_functions_resolve_by_the_locals() -> None:
     assert read(fn, ("record",), locals()).returns == list[Local]
 
 
-def test_names_of_the_functions_module_come_before_the_locals() -> None:
-    """A local of the same name as a class of the function's module does not hide it."""
-    assert read(in_strings, ("record",), {"Order": int}).parameters == (Order,)
-
-
 def test_one_bad_annotation_does_not_hide_the_others() -> None:
-    """A name that does not resolve leaves the return type known."""
-
     def fn(record: "Missing") -> Total:  # type: ignore[name-defined]  # noqa: F821 - on purpose
         return Total(1)
 
@@ -131,27 +115,23 @@ def test_one_bad_annotation_does_not_hide_the_others() -> None:
 
 @pytest.mark.parametrize("fn", [Resource, functools.partial(Resource, "x"), make_resource])
 def test_what_makes_an_operator_on_the_worker(fn: Any) -> None:
-    """A class, a partial of one and a function that returns one are factories; the types are those of `__call__`."""
     function = read_one(fn)
     assert (function.factory, function.returns, function.parameters) == (True, Total, (Order,))
     assert function.problems == ()
 
 
 def test_a_function_without_parameters_is_a_factory() -> None:
-    """A lambda of nothing makes the operator; its types are unknown."""
     function = read_one(lambda: Resource("x"))
     assert (function.factory, function.returns, function.problems) == (True, UNKNOWN, ())
 
 
 def test_a_class_whose_instances_cannot_be_called_is_its_constructor() -> None:
-    """`map(Total)` makes a Total of each record."""
     assert read_one(Total) == Function(Total, "Total", returns=Total)
     assert read_one(int).returns is int
 
 
 @pytest.mark.parametrize("fn", [str.upper, print, len, max])
 def test_builtins_are_functions(fn: Any) -> None:
-    """A function without annotations, or even without a signature, passes with unknown types."""
     function = read_one(fn)
     assert (function.returns, function.problems) == (UNKNOWN, ())
 
@@ -186,14 +166,11 @@ class Opens:
     ],
 )
 def test_what_is_no_function_of_a_record(fn: Any, problem: str) -> None:
-    """What cannot be called with a record is a problem that says what was expected."""
     with pytest.raises(ValueError, match=problem):
         raise ValueError(*read_one(fn).problems)
 
 
 def test_generators_are_told() -> None:
-    """A function that yields is a generator, a function that returns one is not."""
-
     def yields(order: Order) -> Iterator[Total]:
         yield Total(1)
 
@@ -203,8 +180,6 @@ def test_generators_are_told() -> None:
 
 
 def test_the_type_of_what_is_emitted() -> None:
-    """`emit: Emit[U]` says that the main output is of U."""
-
     def route(order: Order, emit: Emit[Total]) -> None:
         emit(Total(1))
 
@@ -215,21 +190,13 @@ def test_the_type_of_what_is_emitted() -> None:
 @pytest.mark.parametrize(
     ("type_", "item"),
     [
-        (list[int], int),
-        (Iterable[int | None], int | None),
-        (Generator[str, None, None], str),
-        (tuple[int, ...], int),
-        (tuple[int, str], int | str),
-        (list, UNKNOWN),
-        (list[Any], UNKNOWN),
-        (dict[str, int], UNKNOWN),
-        (int, UNKNOWN),
-        (UNKNOWN, UNKNOWN),
+        (list[int], int), (Iterable[int | None], int | None), (Generator[str, None, None], str),
+        (tuple[int, ...], int), (tuple[int, str], int | str), (list, UNKNOWN), (list[Any], UNKNOWN),
+        (dict[str, int], UNKNOWN), (int, UNKNOWN), (UNKNOWN, UNKNOWN),
     ],
     ids=repr,
-)
+)  # fmt: skip
 def test_the_items_of_a_type(type_: Any, item: Any) -> None:
-    """What iterating gives is known for the containers of the standard library."""
     assert element(type_) == item
 
 
@@ -248,12 +215,10 @@ def test_the_items_of_a_type(type_: Any, item: Any) -> None:
     ids=repr,
 )
 def test_the_pair_that_a_stateful_function_returns(type_: Any, both: Any) -> None:
-    """State and output are the two of a tuple, also of a union of tuples."""
     assert pair(type_) == both
 
 
 def test_none_among_the_values() -> None:
-    """Optional types admit None, and lose it."""
     assert admits_none(int | None)
     assert admits_none(None)
     assert not admits_none(int)

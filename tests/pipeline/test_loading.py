@@ -66,7 +66,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def test_a_pipeline_is_loaded_and_its_reference_gives_the_same(module: Write) -> None:
-    """`module:attribute` is imported from the working directory, and the reference survives JSON."""
     loaded = load(f"{module(PIPELINE)}:pipeline")
     reference = msgspec.json.decode(msgspec.json.encode(loaded.reference))
     assert loaded.pipeline.name == "orders-1_5-False-None"
@@ -74,7 +73,6 @@ def test_a_pipeline_is_loaded_and_its_reference_gives_the_same(module: Write) ->
 
 
 def test_parameters_are_converted_to_the_annotated_types(module: Write) -> None:
-    """Text becomes a number or a truth value where the annotation says so, and the reference makes the same graph."""
     loaded = load(f"{module(PIPELINE)}:make", {"topic": "7", "days": "2", "loud": "true", "tries": "3"})
     assert loaded.pipeline.name == "7-2-True-3"
     assert load_reference(loaded.reference).build().fingerprint() == loaded.pipeline.build().fingerprint()
@@ -91,7 +89,7 @@ def test_parameters_are_converted_to_the_annotated_types(module: Write) -> None:
         ("__main__:pipeline", {}, "cannot import __main__"),
         ("absent:pipeline", {}, "there is no module 'absent' in "),
         ("{}.sub:pipeline", {}, "there is no module"),
-        ("{}:absent", {}, "has no 'absent'; the pipelines in it: pipeline"),
+        ("{}:absent", {}, "has no 'absent'; the pipelines in it, and functions that make one: .*pipeline"),
         ("{}:number", {}, "is no pipeline and no function that makes one, but 5"),
         ("{}:pipeline", {"topic": "a"}, "is a pipeline and takes no parameters"),
         ("{}:make", {}, "needs parameter topic; it takes: topic: str, days: float = 1.5"),
@@ -102,7 +100,6 @@ def test_parameters_are_converted_to_the_annotated_types(module: Write) -> None:
     ],
 )
 def test_what_cannot_be_loaded(module: Write, target: str, params: dict[str, str], problem: str) -> None:
-    """Each wrong name or parameter is a ConfigError that says what there is instead."""
     with pytest.raises(ConfigError, match=problem):
         load(target.format(module(PIPELINE)), params)
 
@@ -120,7 +117,6 @@ def test_what_cannot_be_loaded(module: Write, target: str, params: dict[str, str
     ids=["missing", "name", "syntax", "exit", "codec", "run"],
 )
 def test_a_module_that_does_not_import(module: Write, text: str, error: type[Exception], problem: str) -> None:
-    """What goes wrong in the user's module is told with its line, without a traceback of ours."""
     with pytest.raises(error, match=problem):
         load(f"{module(text)}:pipeline")
 
@@ -146,7 +142,6 @@ class Engine:
         self.folder = folder
 
     def python(self, *arguments: str, cwd: Path | None = None) -> str:
-        """What Python prints with this engine installed; its error if it fails."""
         command = [sys.executable, *arguments]
         done = subprocess.run(
             command, cwd=cwd or self.folder, env={"PYTHONPATH": str(self.folder)}, capture_output=True, text=True
@@ -162,78 +157,78 @@ def engine(tmp_path: Path) -> Engine:
 SCRIPT = PIPELINE + 'if __name__ == "__main__":\n    assert pipeline.run("some", parallelism=2) == 7\n'
 
 
-def test_a_script_runs_itself_under_its_files_name(engine: Engine) -> None:
-    """Run as a file from anywhere, or by -m, a script is imported again by its name and gives the same graph."""
-    (engine.folder / "script.py").write_text(SCRIPT)
-    reference = {"module": "script", "attribute": "pipeline", "params": {}, "path": str(engine.folder)}
-    for printed in (
-        engine.python("script.py"),
-        engine.python("-m", "script"),
-        engine.python(str(engine.folder / "script.py"), cwd=Path("/")),
-    ):
-        assert msgspec.json.decode(printed) == [reference, True, {"parallelism": 2}]
+@pytest.mark.exhaustive(but=["elsewhere", "package"])
+@pytest.mark.parametrize(
+    ("files", "arguments", "found"),
+    [
+        pytest.param({"script.py": SCRIPT}, ["script.py"], "script:pipeline", id="file"),
+        pytest.param({"script.py": SCRIPT}, ["-m", "script"], "script:pipeline", id="module"),
+        pytest.param({"script.py": SCRIPT}, ["{}/script.py"], "script:pipeline", id="elsewhere"),
+        pytest.param({"flows/orders.py": SCRIPT}, ["-m", "flows.orders"], "flows.orders:pipeline", id="package"),
+        pytest.param(
+            {
+                "made.py": PIPELINE,
+                "named.py": 'from made import make\nbound = make("orders")\n',
+                "runs.py": "import named\nnamed.bound.run('some', parallelism=2)\n",
+            },
+            ["runs.py"], "named:bound", id="imported",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_run_is_imported_again(engine: Engine, files: dict[str, str], arguments: list[str], found: str) -> None:
+    """Who calls `run` need be neither who has made the pipeline nor who has named it."""
+    for name, text in files.items():
+        (engine.folder / name).parent.mkdir(exist_ok=True)
+        (engine.folder / name).write_text(text)
+    elsewhere = Path("/") if "{}" in arguments[0] else None
+    printed = engine.python(*(each.format(engine.folder) for each in arguments), cwd=elsewhere)
+    module, _, attribute = found.partition(":")
+    reference = {"module": module, "attribute": attribute, "params": {}, "path": str(engine.folder)}
+    assert msgspec.json.decode(printed) == [reference, True, {"parallelism": 2}]
 
 
-def test_a_module_of_a_package_runs_by_its_full_name(engine: Engine) -> None:
-    """By -m, a module in a package is imported by its dotted name from the package's parent."""
-    (engine.folder / "flows").mkdir()
-    (engine.folder / "flows" / "orders.py").write_text(SCRIPT)
-    reference = {"module": "flows.orders", "attribute": "pipeline", "params": {}, "path": str(engine.folder)}
-    assert msgspec.json.decode(engine.python("-m", "flows.orders"))[:2] == [reference, True]
-
-
-def test_a_prompt_is_refused_and_may_run_inline(engine: Engine) -> None:
-    """What is typed cannot be imported: the error names inline=True, and with it the pipeline itself is run."""
-    assert "run(inline=True) runs everything in this process" in engine.python("-c", PIPELINE + "pipeline.run('some')")
+def test_a_prompt_may_run_inline(engine: Engine) -> None:
     printed = engine.python("-c", PIPELINE + "pipeline.run('some', inline=True)")
     assert msgspec.json.decode(printed)[1:] == [True, {"inline": True}]
 
 
+@pytest.mark.exhaustive(but=["changing"])
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("name", "text", "problem"),
     [
-        (SCRIPT.replace("pipeline.run", "make('x').run"), "no name of a module is bound to it"),
-        (SCRIPT.replace('make("orders")', 'make(__name__.strip("_"))'), "gives another graph"),
-        (SCRIPT.replace('"some"', '"none"'), "there is no engine 'none'; installed: "),
+        pytest.param("", f"{PIPELINE}pipeline.run('some')", "run(inline=True) runs everything in this", id="typed"),
+        pytest.param("my-script.py", SCRIPT, "cannot import a file called my-script.py: rename it", id="nameless"),
+        pytest.param(
+            "script.py", SCRIPT.replace("pipeline.run", "make('x').run"), "no name of a module is bound to it",
+            id="unbound",
+        ),
+        pytest.param(
+            "script.py", SCRIPT.replace('make("orders")', 'make(__name__.strip("_"))'), "gives another graph",
+            id="changing",
+        ),
+        pytest.param(
+            "script.py", SCRIPT.replace('"some"', '"none"'), "there is no engine 'none'; installed: ", id="engine"
+        ),
     ],
-    ids=["unbound", "changing", "engine"],
-)
-def test_a_script_that_cannot_run(engine: Engine, text: str, problem: str) -> None:
-    """A pipeline without a name, one that is another when it is imported, and an unknown engine are told."""
-    (engine.folder / "script.py").write_text(text)
-    assert problem in engine.python("script.py")
-
-
-def test_a_module_that_is_imported_binds_the_pipeline(engine: Engine) -> None:
-    """Who calls `run` need be neither who has made it nor who has named it."""
-    (engine.folder / "made.py").write_text(PIPELINE)
-    (engine.folder / "named.py").write_text('from made import make\nbound = make("orders")\n')
-    (engine.folder / "runs.py").write_text("import named\nnamed.bound.run('some')\n")
-    reference = {"module": "named", "attribute": "bound", "params": {}, "path": str(engine.folder)}
-    assert msgspec.json.decode(engine.python("runs.py"))[:2] == [reference, True]
-
-
-def test_a_file_without_a_modules_name_is_told(engine: Engine) -> None:
-    """A script that cannot be imported because of its name is told to be renamed."""
-    (engine.folder / "my-script.py").write_text(SCRIPT)
-    assert "cannot import a file called my-script.py: rename it" in engine.python("my-script.py")
+)  # fmt: skip
+def test_what_cannot_run_is_told(engine: Engine, name: str, text: str, problem: str) -> None:
+    if name:
+        (engine.folder / name).write_text(text)
+    assert problem in engine.python(*([name] if name else ["-c", text]))
 
 
 def test_a_pipeline_of_another_process_is_refused() -> None:
-    """A reference to an inline pipeline means nothing in another process."""
     with pytest.raises(ConfigError, match="another process"):
         load_reference({"here": 1})
 
 
 def test_run_hands_over_to_the_engine(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`run` returns what the engine returns."""
     monkeypatch.syspath_prepend(str(engine.folder))
     assert run(of_this_module, "some", {"inline": True}) == 7
 
 
 def test_a_pipeline_that_was_imported_costs_no_search(module: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that is newer than the process is found; from then on nothing is looked for on the disk again, for every
-    unit of bounded work imports the pipeline."""
+    """Every unit of bounded work imports the pipeline: the disk is searched once."""
     invalidated: list[None] = []
     invalidate = importlib.invalidate_caches
 

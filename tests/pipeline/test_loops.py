@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from exactlyonce import Emit, GraphError, Output, Pipeline
-from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.cli.spark_progress import LineOfProgress
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.catch_up import CatchingUp
-from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
-from exactlyonce.engines.bounded.submit import in_process
-from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
-from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.loading import load
 from exactlyonce.sinks import KafkaSink
 
 
@@ -46,7 +34,6 @@ def count(total: int | None, order: Order) -> tuple[int, Order]:
 
 
 def written(name: str = "retrying", pause: str = "500ms") -> Pipeline:
-    """Orders that are tried, and come round where that failed."""
     pipeline = Pipeline(name)
     loop = pipeline.feedback("retry", Order, pause=pause)
     tried = pipeline.source("in", KafkaSource("in", value=Order)).union(loop).process("try", attempt, outputs=[again])
@@ -56,7 +43,6 @@ def written(name: str = "retrying", pause: str = "500ms") -> Pipeline:
 
 
 def test_a_loop_is_a_node_that_is_fed_from_behind() -> None:
-    """`explain` shows what comes round, and after which pause; the graph knows its loops."""
     graph = written().build()
     assert "  retry           feedback          <~ try.again  after 500 ms  : Order" in graph.explain().splitlines()
     assert [node.id for node in graph.loops] == ["retry"]
@@ -64,7 +50,6 @@ def test_a_loop_is_a_node_that_is_fed_from_behind() -> None:
 
 
 def test_the_fingerprint_tells_loops_but_not_their_pauses() -> None:
-    """A pause may change between two runs; who feeds a loop may not, unseen."""
     assert written(pause="1s").build().fingerprint() == written().build().fingerprint()
     other = Pipeline("retrying")
     orders = other.source("in", KafkaSource("in", value=Order)).process("try", attempt, outputs=[again])
@@ -74,7 +59,6 @@ def test_the_fingerprint_tells_loops_but_not_their_pauses() -> None:
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_back_edge_is_a_channel_at_any_parallelism(parallelism: int) -> None:
-    """From each subtask to the one of its number; it orders no tasks, and makes no rejoining branch."""
     made = plan(written().build(), parallelism)
     assert made.channels() == [(">retry", i, i) for i in range(parallelism)]
     assert [task.name for task in made.tasks] == ["retry"]
@@ -103,7 +87,6 @@ WRONG: dict[str, Written] = {
 
 @pytest.mark.parametrize("said", WRONG)
 def test_a_wrong_loop_is_refused_where_it_is_written(said: str) -> None:
-    """With its line, and how to write it."""
     pipeline = Pipeline("wrong")
     loop = pipeline.feedback("loop", Order)
     source = pipeline.source("in", KafkaSource("in", value=Order))
@@ -126,52 +109,3 @@ def test_a_loop_that_meets_no_stream_before_a_shuffle_is_refused() -> None:
     assert len(plan(graph, 1).tasks) == 1
     with pytest.raises(GraphError, match="no barrier would come to it"):
         plan(graph, 2)
-
-
-def test_bounded_work_refuses_loops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In a cycle no stage comes first; it says so before it asks a broker, and names the local engine."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
-    work = CatchingUp(
-        loaded=load("retry:pipeline", {}),
-        options=RunOptions(ClientConfig({"bootstrap.servers": "127.0.0.1:1"})),
-        submit=in_process,
-        staging=tmp_path,
-        progress=LineOfProgress("retry"),
-    )
-    with pytest.raises(ConfigError, match=r"loop 'retry'.*`exactlyonce run`"):
-        work.run()
-
-
-def test_a_replay_refuses_loops(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Output that was lost and cannot be copied is not computed again: the reason, with which the run halts, names the
-    loop, before anything is asked of a broker."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
-    retry = load("retry:pipeline", {})
-    graph = retry.pipeline.build()
-    base = Manifest(
-        pipeline="retry", checkpoint=1, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
-        triggered_at_ms=0, completed_at_ms=0, fingerprint=graph.fingerprint(), max_parallelism=graph.max_parallelism,
-        parallelism=1, block_partitions=5, block_end_offsets=(0,) * 5, written_bytes=0, offsets=(), operators=(),
-        order_logs=(), committables=(), sinks=(),
-    )  # fmt: skip
-    lost = Committable(
-        transactional_id="eo:retry:charged:0:1.0:0", producer_id=7, epoch=0, transaction_version=2, cluster_id="c",
-        sink="charged", subtask=0, checkpoint=2, written=(),
-    )  # fmt: skip
-    manifest = msgspec.structs.replace(base, checkpoint=2, base=1, previous=1, committables=(lost,))
-    history = History("retry")
-    history.manifests.update({1: base, 2: manifest})
-    repair = ReplayRepair(
-        loaded=retry,
-        client=ClientConfig({"bootstrap.servers": "127.0.0.1:1"}),
-        transaction_timeout_ms=60_000,
-        history=lambda: history,
-        note=lambda text: None,
-        submit=lambda stack: in_process,
-        staging=tmp_path,
-    )
-    reason = repair(manifest, lost, "eo:retry:charged:0:2.0:0")
-    repair.close()
-    assert isinstance(reason, str)
-    assert "loop 'retry'" in reason
-    assert "in a cycle none comes first" in reason

@@ -16,13 +16,10 @@ from exactlyonce.sinks import MySQLSink, PostgresSink, RedisSink
 
 
 class Row(msgspec.Struct):
-    """What is written."""
-
     customer: str
 
 
 def test_what_a_reference_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable, the text of a file without the end of its line, or the value itself."""
     monkeypatch.setenv("SECRET", "hunter2")
     (tmp_path / "secret").write_text(" hunter 3\n")
     assert look_up("dsn", "env:SECRET") == "hunter2"
@@ -43,7 +40,6 @@ def test_what_a_reference_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ids=["no-variable", "no-file", "missing-variable", "empty-variable", "missing-file", "empty-file"],
 )
 def test_a_reference_to_nothing(reference: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a wrong setting, which is named, with what to do."""
     monkeypatch.setenv("EMPTY", " ")
     monkeypatch.delenv("MISSING", raising=False)
     (tmp_path / "empty").write_text("\n")
@@ -54,7 +50,6 @@ def test_a_reference_to_nothing(reference: str, said: str, tmp_path: Path, monke
 
 @pytest.mark.parametrize("reference", ["env:LATIN", "file:{0}/latin"])
 def test_what_is_no_text(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no UTF-8 is a wrong setting, too, and no byte of it is in the message."""
     secret = b"hunter\xff2"
     monkeypatch.setenv("LATIN", os.fsdecode(secret))
     (tmp_path / "latin").write_bytes(secret)
@@ -73,7 +68,6 @@ SINKS: dict[str, Callable[[str], Sink[Row]]] = {
 @pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("reference", ["env:", "file:"])
 def test_a_sink_that_names_nothing_is_refused_when_it_is_built(sink: str, reference: str) -> None:
-    """Nothing has to be asked for that."""
     made = SINKS[sink](reference)
     (problem,) = made.problems(Row)
     assert repr(reference) in problem

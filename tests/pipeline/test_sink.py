@@ -11,7 +11,7 @@ from exactlyonce.pipeline.sink import FunctionRaised, mapped, naming
 
 
 class Held(StoreUnavailable):
-    """As a store may have its own."""
+    pass
 
 
 @pytest.mark.parametrize(
@@ -26,14 +26,12 @@ def test_the_sink_is_named(raised: type[Exception], kind: type[Exception]) -> No
 
 
 def test_other_errors_are_not_touched() -> None:
-    """They are nobody's here."""
     with pytest.raises(ValueError, match=r"^it does not fit$"), naming("table"):
         raise ValueError("it does not fit")
 
 
 def test_a_function_that_raises_is_told_by_its_argument() -> None:
-    """Of `key=` and the like; the error is kept, with the place in the user's code. Python's own exit counts as one,
-    and so does a task that was cancelled."""
+    """The error is kept, with the place in the user's code; an exit and a cancelled task count as errors."""
     assert mapped("key", str, [1, 2]) == ["1", "2"]
     for kind in (KeyError, SystemExit, asyncio.CancelledError):
 
@@ -46,8 +44,6 @@ def test_a_function_that_raises_is_told_by_its_argument() -> None:
 
 
 def test_an_interrupt_is_no_error_of_a_record() -> None:
-    """Who presses Ctrl-C within a function ends the run."""
-
     def interrupted(record: object) -> str:
         raise KeyboardInterrupt
 

@@ -37,7 +37,6 @@ def add(total: int | None, order: Order) -> tuple[int, Total]:
 
 
 def written(write: Callable[[Stream[Order]], Stream[Any]]) -> LogicalGraph:
-    """The graph of orders through what *write* makes of them."""
     pipeline = Pipeline("p")
     write(pipeline.source("orders", KafkaSource("orders", value=Order))).sink("out", PrintSink())
     return pipeline.build()
@@ -49,7 +48,6 @@ def totals(orders: Stream[Order]) -> Stream[Total]:
 
 
 def test_the_program_of_the_documentation() -> None:
-    """Source, filter, key_by, stateful_map and sink are five nodes, each reading the one before."""
     graph = written(totals)
     kinds = [Kind.SOURCE, Kind.FILTER, Kind.KEY_BY, Kind.STATEFUL_MAP, Kind.SINK]
     ids = ["orders", "filter-after-orders", "key_by-after-orders", "totals", "out"]
@@ -61,13 +59,11 @@ def test_the_program_of_the_documentation() -> None:
 
 
 def test_every_node_knows_its_line() -> None:
-    """A node's location is the line of the user's file."""
     for node in written(totals).nodes:
         assert node.location.startswith("tests/pipeline/test_stream.py:") or node.location.startswith("/")
 
 
 def test_derived_ids_do_not_change_by_edits_elsewhere() -> None:
-    """Another branch from another source leaves the ids of this one as they were."""
     pipeline = Pipeline("p")
     pipeline.source("others", KafkaSource("others", value=Order)).filter(bool).sink("others-out", PrintSink())
     totals(pipeline.source("orders", KafkaSource("orders", value=Order))).filter(bool).sink("out", PrintSink())
@@ -76,14 +72,9 @@ def test_derived_ids_do_not_change_by_edits_elsewhere() -> None:
 
 
 def test_a_second_of_a_kind_is_numbered_and_any_may_be_named() -> None:
-    """Two maps after one source are told apart by a number, and an explicit id is kept."""
     graph = written(lambda orders: orders.peek().peek().peek(id="look").peek())
-    assert [node.id for node in graph.nodes[1:5]] == [
-        "peek-after-orders",
-        "peek-after-orders-2",
-        "look",
-        "peek-after-look",
-    ]
+    ids = ["peek-after-orders", "peek-after-orders-2", "look", "peek-after-look"]
+    assert [node.id for node in graph.nodes[1:5]] == ids
 
 
 def words(order: Order) -> Iterator[str]:
@@ -128,7 +119,6 @@ class Enrich(Operator):
     ],
 )
 def test_the_type_of_a_stream(write: Callable[[Stream[Order]], Stream[Any]], type_: Any) -> None:
-    """The type comes from annotations or `output=`, passes through what changes no record, and is never guessed."""
     graph = written(write)
     assert graph.type_of(graph.node("out").inputs[0]) == type_
 
@@ -152,19 +142,16 @@ def keep_untyped(state, order) -> tuple[list[int] | None, int]:
     ],
 )
 def test_the_type_of_the_state(fn: Any, state: Any, kept: Any) -> None:
-    """It is that of the first parameter or of the first returned, without None, unless `state=` says another."""
     graph = written(lambda orders: orders.key_by(lambda order: order.id).stateful_map("t", fn, state=state, output=int))
     assert graph.node("t").state_type == kept
 
 
 def test_the_state_of_reduce_is_a_record() -> None:
-    """A reduced record is its key's state."""
     graph = written(lambda orders: orders.key_by(lambda order: order.id).reduce("max", larger))
     assert graph.node("max").state_type is Order
 
 
 def test_a_class_makes_one_instance_for_each_subtask() -> None:
-    """`make` gives a new instance each time for a class, and the function itself for a function."""
     graph = written(lambda orders: orders.map(functools.partial(Enrich, "?"), id="enrich").filter(len, id="filter"))
     first, second = graph.node("enrich").make(), graph.node("enrich").make()
     assert isinstance(first, Enrich)
@@ -178,14 +165,12 @@ def make_five():
 
 
 def test_a_factory_that_makes_no_function_is_told() -> None:
-    """The error names the operator and what its factory made."""
     graph = written(lambda orders: orders.map(make_five, id="five", output=int))
     with pytest.raises(TypeError, match=r"five .* made 5"):
         graph.node("five").make()
 
 
 def test_side_outputs() -> None:
-    """A side output has a type and consumers of its own."""
     late = Output("late", Order)
     pipeline = Pipeline("p")
     orders = pipeline.source("orders", KafkaSource("orders", value=Order, metadata=True))
@@ -201,35 +186,28 @@ def test_side_outputs() -> None:
 
 
 def test_branches_read_the_same_output() -> None:
-    """A stream that is used twice has two consumers; used twice by one, it is counted twice."""
     graph = written(lambda orders: orders.union(orders, orders.map(Enrich), id="all"))
     assert [node.id for node in graph.consumers("orders")] == ["map-after-orders", "all", "all"]
 
 
 def test_stateful_operators_share_a_key_by() -> None:
-    """A keyed stream used twice is one key_by with a shuffle to each operator."""
-
     def both(orders: Stream[Order]) -> Stream[Any]:
         keyed = orders.key_by(lambda order: order.customer)
         return keyed.stateful_map("first", add).union(keyed.stateful_map("second", add))
 
     graph = written(both)
-    assert [(shuffle.key_by, shuffle.stateful) for shuffle in graph.shuffles] == [
-        ("key_by-after-orders", "first"),
-        ("key_by-after-orders", "second"),
-    ]
+    shuffles = [("key_by-after-orders", "first"), ("key_by-after-orders", "second")]
+    assert [(shuffle.key_by, shuffle.stateful) for shuffle in graph.shuffles] == shuffles
     assert [node.id for node in graph.stateful] == ["first", "second"]
 
 
 def test_a_partitioned_key_needs_no_shuffle() -> None:
-    """With `partitioned=True` there is state by key and no shuffle."""
     graph = written(lambda orders: orders.key_by(lambda order: order.id, partitioned=True).reduce("max", larger))
     assert graph.shuffles == ()
     assert graph.node("max").stateful
 
 
 def test_operators_out_of_place_say_where_they_stand() -> None:
-    """State without a key, a map on a keyed stream and a loop over a stream are errors with their line."""
     orders: Any = Pipeline("p").source("orders", KafkaSource("orders", value=Order))
     with pytest.raises(GraphError, match=r"test_stream.py:\d+: reduce keeps state by key: put .key_by"):
         orders.reduce("max", larger)

@@ -157,7 +157,6 @@ MISTAKES: dict[str, Write] = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named_with_its_line(mistake: str) -> None:
-    """Each wrong pipeline is a GraphError at build time, and its message holds the line and the way to fix it."""
     pipeline = Pipeline("p")
     orders = pipeline.source("orders", KafkaSource("orders", value=Order))
     MISTAKES[mistake](pipeline, orders)
@@ -166,7 +165,6 @@ def test_a_mistake_is_named_with_its_line(mistake: str) -> None:
 
 
 def test_all_mistakes_are_named_at_once() -> None:
-    """Three mistakes on three lines are three lines of one message."""
     pipeline = Pipeline("p")
     orders: Any = pipeline.source("orders", KafkaSource("orders", value=Order))
     orders.map(waits).sink("out", KafkaSink("out"))
@@ -190,13 +188,11 @@ def test_all_mistakes_are_named_at_once() -> None:
     ],
 )
 def test_a_wrong_pipeline_as_a_whole(pipeline: Pipeline, mistake: str) -> None:
-    """An empty pipeline, a wrong name and a wrong number of key groups are named."""
     with pytest.raises(GraphError, match=mistake):
         pipeline.build()
 
 
 def test_a_source_of_a_wrong_type_is_told_at_its_line() -> None:
-    """A type that JSON cannot hold, and a key= that nobody sees, are errors where the source is made."""
     with pytest.raises(GraphError, match=r"test_validation.py:\d+: KafkaSource\('t'\): complex cannot be encoded"):
         KafkaSource("t", value=complex)
     with pytest.raises(GraphError, match="key= is only seen with metadata=True"):
@@ -206,7 +202,6 @@ def test_a_source_of_a_wrong_type_is_told_at_its_line() -> None:
 
 
 def test_a_type_that_nothing_needs_may_be_unknown() -> None:
-    """A print sink takes what a lambda gives, and a codec that is given says the type itself."""
     pipeline = Pipeline("p")
     orders: Stream[Any] = pipeline.source("orders", KafkaSource("orders", value=Order))
     orders.map(lambda order: order.id).sink("print", PrintSink())

@@ -10,10 +10,11 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
@@ -43,14 +44,11 @@ AWAY = "the broker is away"
 
 
 class Owner(Protocol):
-    """Whoever runs simulated threads."""
-
     alive: bool
     paused_until_ms: int
 
 
 def output_partition(key: bytes | None, partitions: int) -> int:
-    """Where a record of a sink goes."""
     return zlib.crc32(key or b"") % partitions
 
 
@@ -68,7 +66,6 @@ class Produced:
         self.queued = 0
 
     def put(self, place: tuple[str, int], record: tuple[Any, Any]) -> None:
-        """Queue a record; the thread is woken."""
         self._queues.setdefault(place, deque()).append(record)
         self.queued += 1
         if not self._sending:
@@ -107,7 +104,6 @@ class Produced:
         )  # fmt: skip
 
     def _next_batch(self) -> tuple[tuple[str, int], list[tuple[Any, Any]]]:
-        """Up to some records of one partition from the front."""
         rng = self.world.rng
         place = rng.choice([each for each, queue in self._queues.items() if queue])
         queue = self._queues[place]
@@ -134,14 +130,12 @@ class Produced:
         return False
 
     def gives_up(self) -> bool:
-        """Whether the client has waited long enough, and says so."""
         return False
 
     def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
-        """A record was delivered, as far as the client knows."""
+        pass
 
     def fail(self, reason: str) -> None:
-        """Nothing more is sent."""
         self.failure = reason
         self.process.wake()
 
@@ -152,17 +146,18 @@ class SinkProducer(Produced):
     told: OnFailure
 
     def produce(self, topic: str, value: bytes | None, key: bytes | None, headers: Any = None) -> None:
-        """As confluent-kafka's."""
         if self.queued >= QUEUE_MAX:
             raise BufferError
         partition = output_partition(key, self.world.output_partitions)
         self.put((topic, partition), (key, value))
 
     def poll(self, timeout_s: float) -> int:
-        """As confluent-kafka's."""
         if self.failure:
             self.told(self.failure)
         return 0
+
+    def __len__(self) -> int:
+        return self.queued
 
     def loses(self, batch: list[tuple[Any, Any]]) -> bool:
         return self.world.faults.on_delivery()
@@ -172,32 +167,15 @@ class SinkProducer(Produced):
 
 
 class Flushing:
-    """A flush that is under way."""
-
     def __init__(self, producer: SinkProducer) -> None:
         self._producer = producer
 
     def done(self) -> bool:
-        """Failures are told before."""
         self._producer.poll(0)
         return bool(self._producer.failure) or not self._producer.queued
 
     def result(self) -> int:
         return self._producer.queued
-
-
-class Making:
-    """A producer that is being initialised."""
-
-    def __init__(self) -> None:
-        self.producer: SinkProducer | None = None
-
-    def done(self) -> bool:
-        return self.producer is not None
-
-    def result(self) -> SinkProducer:
-        assert self.producer is not None
-        return self.producer
 
 
 class SimulatedProducers:
@@ -206,8 +184,8 @@ class SimulatedProducers:
     def __init__(self, process: Process, topic: str) -> None:
         self.process, self.world, self.topic = process, process.world, topic
 
-    def make(self, transactional_id: str | None, failed: OnFailure) -> Making:
-        making = Making()
+    def make(self, transactional_id: str | None, failed: OnFailure) -> Future[SinkProducer]:
+        making = Future[SinkProducer]()
         assert transactional_id is not None, "the sinks of a simulation deliver exactly once"
 
         def initialise() -> Steps:
@@ -218,7 +196,7 @@ class SimulatedProducers:
             producer = SinkProducer(self.process, transactional_id, answer.producer_id, answer.epoch)
             producer.told = failed
             self.process.producers.append(producer)
-            making.producer = producer
+            making.set_result(producer)
             self.process.wake()
 
         self.process.execute(initialise())
@@ -236,25 +214,6 @@ class SimulatedProducers:
 
     def abandon(self) -> None:
         return None
-
-
-class Delivered:
-    def __init__(self, partition: int, offset: int) -> None:
-        self._partition, self._offset = partition, offset
-
-    def partition(self) -> int:
-        return self._partition
-
-    def offset(self) -> int:
-        return self._offset
-
-
-class _Undelivered:
-    def __init__(self, reason: str) -> None:
-        self._reason = reason
-
-    def str(self) -> str:
-        return self._reason
 
 
 class SimulatedBlockProducer(Produced):
@@ -278,12 +237,13 @@ class SimulatedBlockProducer(Produced):
 
     def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
         told = self._awaited[partition].popleft()
-        self._callbacks.append(partial(told, None, Delivered(partition, offset)))
+        self._callbacks.append(partial(told, None, Message(partition=partition, offset=offset)))
 
     def fail(self, reason: str) -> None:
         super().fail(reason)
         for told in chain.from_iterable(self._awaited.values()):
-            self._callbacks.append(partial(told, _Undelivered(reason), Delivered(0, 0)))
+            undelivered = KafkaError(KafkaError._MSG_TIMED_OUT, reason)
+            self._callbacks.append(partial(told, undelivered, Message(partition=0, offset=0)))
 
     def poll(self, timeout_s: float) -> None:
         while self._callbacks:
@@ -291,6 +251,15 @@ class SimulatedBlockProducer(Produced):
 
 
 AT_ONCE_TRIES = 20
+R = TypeVar("R")
+
+
+def at_once(ask: Callable[[], R]) -> R:
+    """The answer, in the midst of a step; where nobody answers for long, whoever wants it has failed."""
+    for _ in range(AT_ONCE_TRIES):
+        with suppress(NoAnswer, StorageUnavailable):
+            return ask()
+    raise BrokerUnavailable("nobody answers, and the answer is needed at once")
 
 
 class Awaited(BaseException):
@@ -314,19 +283,16 @@ class FetchedBlocks:
         if missing and self.at_once is None:
             raise Awaited(missing)
         for ref in missing:
-            self._read(self.at_once, ref)
+            assert self.at_once is not None
+            at_once(partial(self._read, self.at_once, ref))
         return ((ref, self.found[ref]) for ref in wanted)
 
-    def _read(self, world: World | None, ref: BlockRef) -> None:
-        assert world is not None
-        for _ in range(AT_ONCE_TRIES):
-            with suppress(NoAnswer, StorageUnavailable):
-                if world.outside is not None:
-                    self.found[ref] = world.outside.block(ref)
-                    return None
-                place = TOPIC, ref.partition, ref.offset
-                return self._take(ref, world.ask("fetch", *place, Isolation.READ_UNCOMMITTED))
-        raise BrokerUnavailable(f"the broker is away, and block {ref.key} is needed")
+    def _read(self, world: World, ref: BlockRef) -> None:
+        if world.outside is not None:
+            self.found[ref] = world.outside.block(ref)
+        else:
+            place = TOPIC, ref.partition, ref.offset
+            self._take(ref, world.ask("fetch", *place, Isolation.READ_UNCOMMITTED))
 
     def _take(self, ref: BlockRef, answer: Any) -> None:
         record = next((each for each in answer.records[:1] if each.offset == ref.offset), None)
@@ -335,7 +301,6 @@ class FetchedBlocks:
         self.found[ref] = verified(ref, record.key.encode(), record.value or b"")
 
     def get(self, world: World, refs: list[BlockRef]) -> Steps:
-        """Fetch them, a request each."""
         for ref in refs:
             if world.outside is not None:
                 self.found[ref] = yield from world.outside.until_answered(partial(world.outside.block, ref))
@@ -411,7 +376,6 @@ class SimulatedConsumer:
         self._messages.append(Message(topic=self.topic, partition=partition, offset=offset, error=KafkaError(code)))
 
     def consume(self, records_max: int, timeout_s: float) -> list[Message]:
-        """As confluent-kafka's; it waits for nothing."""
         count = min(len(self._messages), records_max, self.world.rng.randint(1, 6))
         return [self._messages.popleft() for _ in range(count)]
 
@@ -457,8 +421,6 @@ class Pipe:
 
 
 class SimulatedClients:
-    """The `Clients` of one process."""
-
     def __init__(self, process: Process) -> None:
         self.process, self.world = process, process.world
         self.clock = process.world.clock

@@ -12,13 +12,11 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from blocks import scanned
+from answers import LogAnswers, SimulatedTopics, scanned
 from clients import TOPIC, Steps
-from decisions import LogAnswers
 from repair import copied, replayed
 from restored import judge_behind_the_fence, restored, savepoint_to_restore
 from stores import StoreAnswers
-from topics import SimulatedTopics
 from watched_leader import WatchedLeader
 
 from exactlyonce.checkpoint import events, requests
@@ -60,8 +58,6 @@ class ReadersHeld(BrokerUnavailable):
 
 
 class SimulatedCoordinator:
-    """From its first request to its end, by itself or by a crash."""
-
     def __init__(self, world: World) -> None:
         self.world = world
         self.alive, self.paused_until_ms = True, 0
@@ -124,7 +120,6 @@ class SimulatedCoordinator:
         self.world.ended(self, self.end)
 
     def _conclude(self) -> Steps:
-        """After a clean stop, or one by request."""
         self.kill_workers()
         while self._asking:  # procedures never overlap
             yield self.world.clock.monotonic_ms() + 1
@@ -160,11 +155,9 @@ class SimulatedCoordinator:
             self._perform_effect(effect)
 
     def stop(self) -> None:
-        """A clean stop is asked for."""
         self._inbox.append(lambda: self._feed(events.Stop()))
 
     def cancel(self) -> None:
-        """Somebody asks it to end as cancelled."""
         self._inbox.append(self._cancelled)
 
     def _cancelled(self) -> None:
@@ -177,7 +170,6 @@ class SimulatedCoordinator:
         self._feed(events.CancelAsked("cancel"))
 
     def delete_savepoint(self, savepoint: int) -> None:
-        """Somebody deletes one."""
         if not self.log.has_begun or self.core.state is not JobState.RUNNING:
             return  # then nobody reads the request
         incarnation, pinned = self.log.incarnation.incarnation, tuple(self.core.pinned)
@@ -250,7 +242,6 @@ class SimulatedCoordinator:
         )
 
     def kill_workers(self) -> None:
-        """SIGKILL to all."""
         for worker in self.workers:
             worker.kill()
         self.workers = []
@@ -318,14 +309,12 @@ class SimulatedCoordinator:
         return stands_on(manifest, listed)
 
     def blocks_of(self, log: ChannelLog) -> Generator[int | None, None, list[BlockRef]]:
-        """Those that have what was on its way."""
         found: list[BlockRef] = []
         for ref in log.blocks:
             found += listed_in((yield from self.block(ref))) if log.indexed else [ref]
         return found
 
     def block(self, ref: BlockRef) -> Steps:
-        """The body of the block, which must be the one that was written."""
         if (outside := self.world.outside) is not None:
             with suppress(DamagedBlock):
                 return (yield from outside.until_answered(partial(outside.block, ref))).body
@@ -346,7 +335,6 @@ class SimulatedCoordinator:
         return requests.relayed(procedure, self._asked)
 
     def _asked(self, request: requests.Request) -> Steps:
-        """The answer, with a chance of faults before it."""
         self.step_name = type(request).__name__
         if isinstance(request, requests.Reached) and request.place.startswith("store-"):
             self.step_name = request.place
@@ -414,7 +402,6 @@ class SimulatedCoordinator:
                     self.world.seen["rows carried"] += 1
 
     def _answer_all(self, several: tuple[requests.Request, ...]) -> Steps:
-        """One after the other, in any order, with a chance of faults between them."""
         answers: dict[int, requests.Answer] = {}
         for number in self.world.faults.shuffled(range(len(several))):
             try:
@@ -424,7 +411,6 @@ class SimulatedCoordinator:
         return tuple(answers[number] for number in range(len(several)))
 
     def _retrying(self, operation: str, *arguments: Any) -> Steps:
-        """Asked again until it is answered or time is up."""
         deadline_ms = self.world.deadline_ms()
         while True:
             try:
@@ -435,7 +421,6 @@ class SimulatedCoordinator:
                 yield self.world.clock.monotonic_ms() + 10
 
     def _ended(self, endings: tuple[requests.Ending, ...], commit: bool) -> Steps:
-        """An EndTxn whose answer is unknown is asked again as it was."""
         answers = []
         for each in endings:
             try:
@@ -486,7 +471,6 @@ class SimulatedCoordinator:
 
     @property
     def number(self) -> int:
-        """Of the incarnation; 0 before it has begun."""
         return self.log.incarnation.incarnation if self.log.has_begun else 0
 
     def __str__(self) -> str:

@@ -29,8 +29,6 @@ EXPIRY_MS = 60_000
 
 
 class FaultInjector:
-    """The bad luck of one world."""
-
     def __init__(self, world: World, luck: Luck) -> None:
         self.world, self.rng, self.clock = world, world.rng, world.clock
         self.broker_is_up = True
@@ -87,7 +85,6 @@ class FaultInjector:
     # --- when ---------------------------------------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """Perhaps something happens now."""
         world = self.world
         if world.steps >= self._adds_at:
             self._add_partitions()
@@ -142,7 +139,6 @@ class FaultInjector:
             self.world.network.inject(operation, fault, delay_ms=self.rng.randint(1, 500))
 
     def on_delivery(self) -> bool:
-        """Whether the client library loses a batch without telling."""
         lost = self.world.chaos and self.rng.random() < self._delivery_chance
         self.world.seen["delivery lost"] += lost
         return lost
@@ -152,7 +148,6 @@ class FaultInjector:
         return bool(self.failed_chance and self.world.chaos and self.rng.random() < self.failed_chance)
 
     def shuffled(self, numbers: Iterable[int]) -> list[int]:
-        """In any order."""
         found = list(numbers)
         self.rng.shuffle(found)
         return found
@@ -180,7 +175,6 @@ class FaultInjector:
     # --- what ---------------------------------------------------------------------------------------------------
 
     def crash_coordinator(self) -> None:
-        """The coordinator dies, wherever it is."""
         if self.world.coordinator is not None:
             self.crash(self.world.coordinator)
 
@@ -231,7 +225,6 @@ class FaultInjector:
         coordinator.paused_until_ms = self.clock.monotonic_ms() + pause_ms
 
     def slow_worker(self) -> None:
-        """A worker hangs for about as long as a checkpoint may take."""
         coordinator = self.world.coordinator
         if coordinator is not None and coordinator.core.in_flight and coordinator.workers:
             self.world.seen["slow subtask"] += 1
@@ -239,7 +232,6 @@ class FaultInjector:
             self.rng.choice(coordinator.workers).paused_until_ms = self.clock.monotonic_ms() + pause_ms
 
     def kill_writing_worker(self) -> None:
-        """A worker that is writing blocks dies and is noticed."""
         workers = self.world.coordinator.workers if self.world.coordinator is not None else []
         writing = [each for each in workers if any(p.queued and p.transactional_id is None for p in each.producers)]
         if writing:
@@ -247,13 +239,11 @@ class FaultInjector:
             self.rng.choice(writing).fail("killed")
 
     def kill_worker(self) -> None:
-        """A worker dies and is noticed."""
         if self.world.coordinator is not None and self.world.coordinator.workers:
             self.world.seen["worker crashed"] += 1
             self.rng.choice(self.world.coordinator.workers).fail("killed")
 
     def restart_broker(self) -> None:
-        """The broker is away, for a moment or longer than anybody waits."""
         if self.broker_is_up:
             self.world.seen["broker restarted"] += 1
             self.world.note("the broker goes down")
@@ -262,7 +252,6 @@ class FaultInjector:
             self.clock.call_after(self.rng.choice((5, 100, 1_000)), self.start_broker)
 
     def start_broker(self) -> None:
-        """It is back, if it was away."""
         if not self.broker_is_up:
             self.world.broker.start()
         self.broker_is_up = True
@@ -279,13 +268,11 @@ class FaultInjector:
             self.everybody_down(end_ms - self.clock.now_ms() + self.rng.randint(0, 400))
 
     def expire_ids(self) -> None:
-        """Everybody is down until the broker has forgotten the transactional ids."""
         if self.rng.random() < 0.3 and not self.world.broker.has_hanging():
             self.world.seen["ids expired"] += 1
             self.everybody_down(EXPIRY_MS + 10_000)
 
     def everybody_down(self, duration_ms: int) -> None:
-        """All coordinators and workers are killed; the next coordinator begins after so long."""
         self.world.note(f"everybody is down for {duration_ms} ms")
         for coordinator in self.world.coordinators:
             coordinator.kill_workers()
@@ -294,7 +281,6 @@ class FaultInjector:
         self.world.next_coordinator(0)
 
     def compact(self) -> None:
-        """The checkpoint topic is cleaned."""
         if self.broker_is_up:
             self.world.seen["compacted"] += 1
             self.world.broker.compact(TOPIC, drop_tombstones=self.rng.random() < 0.3)
@@ -306,25 +292,21 @@ class FaultInjector:
             self.world.note("aborted records are removed from the output")
 
     def stop(self) -> None:
-        """The user asks for a clean stop, and then runs the pipeline again."""
         if self.world.coordinator is not None:
             self.world.seen["stop asked for"] += 1
             self.world.coordinator.stop()
 
     def cancel(self) -> None:
-        """Somebody cancels the run, and then runs the pipeline again."""
         if self.world.coordinator is not None:
             self.world.seen["cancel asked for"] += 1
             self.world.coordinator.cancel()
 
     def ask_for_savepoint(self) -> None:
-        """Somebody asks for one; now and then also for a stop behind it."""
         stop = self.rng.random() < 0.1
         self.world.seen["savepoint asked for"] += 1
         self.world.oracle.savepoints.ask(stop=stop)
 
     def delete_savepoint(self) -> None:
-        """Somebody deletes one, perhaps the newest checkpoint."""
         found = self.world.oracle.savepoints.to_delete
         if found and self.world.coordinator is not None:
             self.world.seen["savepoint deleted"] += 1
@@ -393,7 +375,6 @@ class FaultInjector:
 
 
 def _touched(operation: str, arguments: tuple[Any, ...]) -> Iterator[str]:
-    """The partitions, ids and brokers that a request is for."""
     match operation:
         case "fetch":
             yield f"{arguments[0]}-{arguments[1]}"

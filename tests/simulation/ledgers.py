@@ -22,15 +22,11 @@ Of = tuple[str, int]
 
 
 class Decided(NamedTuple):
-    """A committable of a manifest."""
-
     committable: StoreCommittable
     rows: list[bytes]
 
 
 class Ledgers:
-    """Of one history."""
-
     def __init__(self, body: Callable[[BlockRef], bytes], read: Callable[[str, bytes], None]) -> None:
         """*body* reads a block; *read* is told of every row that a sink shows."""
         self._body, self._read = body, read
@@ -56,7 +52,6 @@ class Ledgers:
     # --- decisions
 
     def decided(self, manifest: Manifest) -> None:
-        """*manifest* is durable."""
         n = manifest.checkpoint
         demand(not self.made_anew, f"checkpoint {n} is decided in a topic that was made anew under an old ledger")
         for each in manifest.staged:
@@ -73,17 +68,14 @@ class Ledgers:
         demand(found == self.positions, f"checkpoint {n} says that the ledgers have {found}, not {self.positions}")
 
     def blocks_of(self, committable: StoreCommittable) -> list[BlockRef]:
-        """The blocks of its rows."""
         if committable.body != INDEXED:
             return list(committable.blocks)
         return [ref for index in committable.blocks for ref in decode_index(self._body(index))]
 
     def stood_on(self, manifest: Manifest) -> set[BlockRef]:
-        """Every block that is needed to commit it."""
         return {ref for each in manifest.staged for ref in (*each.blocks, *self.blocks_of(each))}
 
     def finished(self, manifest: Manifest) -> None:
-        """*manifest* is finalized."""
         for each in manifest.staged:
             there = self.put_back or each.name in self.applied
             demand(there, f"{each.name} is finalized though it is not in the store")
@@ -92,12 +84,10 @@ class Ledgers:
     # --- requests
 
     def fenced(self, sink: str, incarnation: int, origin: str) -> None:
-        """*incarnation* alone may apply from now on."""
         demand(origin != self.made_anew, f"the ledger of {sink} is taken over by a topic that was made anew")
         self._fenced[sink] = max(incarnation, self._fenced.get(sink, 0))
 
     def applied_now(self, entry: LedgerEntry, rows: Sequence[bytes]) -> None:
-        """The store has taken *rows*."""
         of, name = (entry.sink, entry.subtask), f"{entry.sink}:{entry.subtask}:{entry.checkpoint}"
         demand(name in self._decided, f"{name} is applied though no durable manifest names it")
         demand(entry.incarnation >= self._fenced.get(entry.sink, 0), f"{name} is applied by who was fenced")
@@ -111,7 +101,6 @@ class Ledgers:
     # --- readers
 
     def look(self, contents: StoreContents) -> None:
-        """What readers of the store see now."""
         if self.put_back:
             return
         for (_, sink), rows in contents.rows.items():
@@ -123,7 +112,6 @@ class Ledgers:
     # --- what people do
 
     def restored(self, contents: StoreContents) -> None:
-        """The store was put back to *contents*."""
         has = positions_of(contents)
         self.put_back = True
         self._fenced = {sink: writer.incarnation for (_, sink), writer in contents.writers.items()}
@@ -136,7 +124,6 @@ class Ledgers:
         return [name for name in every if self._is_in(name, self.finalized) and name not in self.applied]
 
     def lost(self, contents: StoreContents) -> set[Of]:
-        """The sink subtasks of which *contents* lack what is finalized."""
         has = positions_of(contents)
         return {of for of, checkpoint in self.finalized.items() if has.get(of, 0) < checkpoint}
 
@@ -146,13 +133,10 @@ class Ledgers:
 
 
 def positions_of(contents: StoreContents) -> dict[Of, int]:
-    """What the ledger has."""
     return {(sink, subtask): checkpoint for (_, sink, subtask), checkpoint in contents.ledger.items()}
 
 
 class WatchedStore(StoreModel):
-    """The model of a store, and the judge that watches what is done to it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.ledgers: Ledgers

@@ -27,10 +27,8 @@ T = TypeVar("T")
 
 
 class AtOnce:
-    """An executor without a thread."""
-
     def __init__(self, *_: object) -> None:
-        """Nothing is started."""
+        pass
 
     def submit(self, fn: Callable[..., T], /, *given: Any, **named: Any) -> Future[T]:
         done = Future[T]()
@@ -41,7 +39,7 @@ class AtOnce:
         return done
 
     def shutdown(self) -> None:
-        """All is done."""
+        pass
 
 
 SMALL = (
@@ -72,8 +70,6 @@ def fetching_seldom() -> Iterator[None]:
 
 
 class LocalState:
-    """Of one history."""
-
     def __init__(self, world: World, seed: int, chance: float | None) -> None:
         self._world = world
         self._rng = random.Random(f"local state of {seed}")
@@ -83,7 +79,6 @@ class LocalState:
         self._drawn: dict[tuple[int, int], StateSettings] = {}
 
     def settings(self, attempt: Attempt) -> StateSettings:
-        """Of all workers of *attempt*."""
         if not self._is_tiered:
             return StateSettings()
         place = attempt.incarnation, attempt.number
@@ -102,6 +97,5 @@ class LocalState:
         return StateSettings(ROCKSDB, 1 << 20, self._folders[-1].name)
 
     def close(self) -> None:
-        """Delete the files."""
         for folder in self._folders:
             folder.cleanup()

@@ -13,8 +13,6 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Luck:
-    """One tilt."""
-
     kinds: tuple[str, ...] = ()
     """What happens between two steps: methods of the fault injector. None: as drawn."""
     fates: tuple[str, ...] = ()
@@ -40,15 +38,16 @@ class Luck:
 _AT_LEAST_ONCE = Luck(
     kinds=("kill_worker", "slow_worker"),
     chances={
-        "_chance": 0.006,
-        "_network_chance": 0.0,
-        "_request_chance": 0.0,
-        "_decided_chance": 0.0,
-        "cleaned_chance": 0.0,
+        "_chance": 0.006, "_network_chance": 0.0, "_request_chance": 0.0, "_decided_chance": 0.0, "cleaned_chance": 0.0,
     },
     settings={"mode": "at_least_once", "interval_ms": 60},
     parallelism=3,
+)  # fmt: skip
+_CYCLES = Luck(
+    kinds=("kill_worker", "slow_worker", "crash_coordinator", "stop"),
+    chances={"_chance": 0.004, "_request_chance": 0.005, "cleaned_chance": 0.0},
 )
+_CALM = {"_chance": 0.0, "_request_chance": 0.0}
 LUCK = {
     "network": Luck(fates=("crash", "sleep"), chances={"_network_chance": 0.02, "_request_chance": 0.03}),
     "unanswered": Luck(chances={"_chance": 0.0, "_network_chance": 0.01, "ending_factor": 30, "_request_chance": 0.0}),
@@ -60,19 +59,10 @@ LUCK = {
     ),
     "naps": Luck(kinds=("kill_worker", "stop"), fates=("nap",), chances={"_chance": 0.006, "_request_chance": 0.15}),
     "carried": Luck(
-        kinds=("slow_worker",),
-        fates=("crash", "nap"),
-        chances={
-            "_chance": 0.02,
-            "_network_chance": 0.0,
-            "_request_chance": 0.0,
-            "carried_chance": 0.3,
-            "cleaned_chance": 1.0,
-            "_decided_chance": 0.0,
-            "_remakes": False,
-        },
-        settings={"tolerable_failed": 2, "timeout_ms": 200, "interval_ms": 20},
-        parallelism=3,
+        kinds=("slow_worker",), fates=("crash", "nap"),
+        chances={"_chance": 0.02, "_network_chance": 0.0, "_request_chance": 0.0, "carried_chance": 0.3,
+            "cleaned_chance": 1.0, "_decided_chance": 0.0, "_remakes": False},
+        settings={"tolerable_failed": 2, "timeout_ms": 200, "interval_ms": 20}, parallelism=3,
     ),
     "replays": Luck(
         kinds=("clean", "downtime", "crash_coordinator", "slow_worker"),
@@ -82,56 +72,40 @@ LUCK = {
     "late requests": Luck(
         kinds=("kill_writing_worker",),
         chances={"_chance": 0.03, "_network_chance": 0.0, "_request_chance": 0.0, "last_chance": 1.0},
-        settings={"interval_ms": 60},
-        parallelism=3,
+        settings={"interval_ms": 60}, parallelism=3,
     ),
     "zombies": Luck(
-        kinds=("sleep_at_start", "sleep_at_start", "kill_worker"),
-        chances={"_chance": 0.01, "wakes_apart": True},
+        kinds=("sleep_at_start", "sleep_at_start", "kill_worker"), chances={"_chance": 0.01, "wakes_apart": True},
     ),
     "stores": Luck(
-        kinds=("crash_coordinator", "kill_worker"),
-        fates=("crash", "sleep"),
+        kinds=("crash_coordinator", "kill_worker"), fates=("crash", "sleep"),
         chances={"_chance": 0.001, "_network_chance": 0.0, "_request_chance": 0.03},
         stores={"network_chance": 0.2, "away_chance": 0.001, "commit_chance": 0.3, "rescale_chance": 0.5, "harm": ""},
     ),
     "slow stores": Luck(
-        kinds=("crash_coordinator", "kill_worker"),
-        fates=("crash", "sleep"),
+        kinds=("crash_coordinator", "kill_worker"), fates=("crash", "sleep"),
         chances={"_chance": 0.001, "_request_chance": 0.03},
         stores={"network_chance": 0.1, "away_chance": 0.001, "commit_chance": 0.3, "slow_chance": 0.6, "harm": ""},
     ),
     "late rows": Luck(
         kinds=("kill_writing_worker",),
         chances={"_chance": 0.03, "_network_chance": 0.0, "_request_chance": 0.0, "last_chance": 1.0},
-        settings={"interval_ms": 60, "max_concurrent": 1},
-        stores={"harm": ""},
+        settings={"interval_ms": 60, "max_concurrent": 1}, stores={"harm": ""},
     ),
-    "restored while down": Luck(
-        chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "restore_while_down", "network_chance": 0.0}
-    ),
-    "restored while away": Luck(
-        chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "restore_while_away", "network_chance": 0.0}
-    ),
+    "restored while down": Luck(chances=_CALM, stores={"harm": "restore_while_down", "network_chance": 0.0}),
+    "restored while away": Luck(chances=_CALM, stores={"harm": "restore_while_away", "network_chance": 0.0}),
     "reset": Luck(
-        chances={"_chance": 0.0, "_request_chance": 0.0},
-        stores={"harm": "reset", "network_chance": 0.0, "commit_chance": 0.5, "_harm_at": 0},
+        chances=_CALM, stores={"harm": "reset", "network_chance": 0.0, "commit_chance": 0.5, "_harm_at": 0},
     ),
-    "topic made anew": Luck(
-        chances={"_chance": 0.0, "_request_chance": 0.0}, stores={"harm": "make_topic_anew", "network_chance": 0.0}
-    ),
+    "topic made anew": Luck(chances=_CALM, stores={"harm": "make_topic_anew", "network_chance": 0.0}),
     "at least once": replace(_AT_LEAST_ONCE, stores={"harm": ""}),
     "unaligned": Luck(
-        kinds=("kill_worker", "slow_worker", "crash_coordinator"),
-        chances={"_chance": 0.004, "_request_chance": 0.005},
-        settings={"unaligned": True},
-        rescale_chance=0.5,
+        kinds=("kill_worker", "slow_worker", "crash_coordinator"), chances={"_chance": 0.004, "_request_chance": 0.005},
+        settings={"unaligned": True}, rescale_chance=0.5,
     ),
     "overtaken late": Luck(
-        kinds=("kill_worker", "slow_worker", "crash_coordinator"),
-        chances={"_chance": 0.004, "_request_chance": 0.005},
-        settings={"unaligned": True, "aligned_timeout_ms": 15},
-        rescale_chance=0.5,
+        kinds=("kill_worker", "slow_worker", "crash_coordinator"), chances={"_chance": 0.004, "_request_chance": 0.005},
+        settings={"unaligned": True, "aligned_timeout_ms": 15}, rescale_chance=0.5,
     ),
     "crowded": Luck(
         kinds=("slow_worker", "kill_worker"),
@@ -140,107 +114,74 @@ LUCK = {
         parallelism=3,
     ),
     "savepoints between": Luck(
-        kinds=("slow_worker", "kill_worker"),
-        chances={"_chance": 0.006, "_request_chance": 0.005},
-        settings={"unaligned": True, "max_concurrent": 3, "interval_ms": 20},
-        aligned_chance=0.4,
-        rescale_chance=0.25,
+        kinds=("slow_worker", "kill_worker"), chances={"_chance": 0.006, "_request_chance": 0.005},
+        settings={"unaligned": True, "max_concurrent": 3, "interval_ms": 20}, aligned_chance=0.4, rescale_chance=0.25,
     ),
     "unaligned replays": Luck(
         kinds=("clean", "downtime", "crash_coordinator", "slow_worker"),
         chances={"_chance": 0.002, "cleaned_chance": 1.0, "_decided_chance": 0.3, "_request_chance": 0.15},
-        settings={"unaligned": True},
-        rescale_chance=0.5,
+        settings={"unaligned": True}, rescale_chance=0.5,
     ),
     "local files": Luck(
         kinds=("kill_worker", "crash_coordinator", "slow_worker"),
-        chances={"_chance": 0.006, "_network_chance": 0.0, "_request_chance": 0.01},
-        settings={"tolerable_failed": 1},
+        chances={"_chance": 0.006, "_network_chance": 0.0, "_request_chance": 0.01}, settings={"tolerable_failed": 1},
         local_files=1.0,
     ),
     "savepoints": Luck(
-        kinds=(
-            *("ask_for_savepoint", "ask_for_savepoint", "ask_for_savepoint", "delete_savepoint", "delete_savepoint"),
-            *("crash_coordinator", "kill_worker"),
-        ),
+        kinds=(*("ask_for_savepoint", "ask_for_savepoint", "ask_for_savepoint", "delete_savepoint", "delete_savepoint"),
+            *("crash_coordinator", "kill_worker")),
         chances={"_chance": 0.01, "_network_chance": 0.0, "_request_chance": 0.01, "_decided_chance": 0.0},
-        settings={"interval_ms": 20, "max_concurrent": 1},
-        stores={"harm": ""},
+        settings={"interval_ms": 20, "max_concurrent": 1}, stores={"harm": ""},
     ),
     "late savepoints": Luck(
         kinds=("ask_for_savepoint", "slow_worker", "slow_worker", "kill_worker"),
         chances={"_chance": 0.02, "_network_chance": 0.0, "_request_chance": 0.005, "_decided_chance": 0.0},
-        settings={"interval_ms": 20, "timeout_ms": 200, "max_concurrent": 1},
-        parallelism=3,
+        settings={"interval_ms": 20, "timeout_ms": 200, "max_concurrent": 1}, parallelism=3,
     ),
     "whole state": Luck(
-        kinds=("kill_worker", "slow_worker", "crash_coordinator"),
-        chances={"_chance": 0.004, "_request_chance": 0.005},
-        settings={"incremental": False, "tolerable_failed": 2},
-        rescale_chance=0.25,
-        local_files=0.5,
+        kinds=("kill_worker", "slow_worker", "crash_coordinator"), chances={"_chance": 0.004, "_request_chance": 0.005},
+        settings={"incremental": False, "tolerable_failed": 2}, rescale_chance=0.25, local_files=0.5,
     ),
     "cancelled": Luck(
         kinds=("cancel", "cancel", "crash_coordinator", "kill_worker", "slow_worker"),
-        chances={"_chance": 0.004, "_request_chance": 0.01},
-        rescale_chance=0.25,
+        chances={"_chance": 0.004, "_request_chance": 0.01}, rescale_chance=0.25,
     ),
     "cancelled and deleted": Luck(
         kinds=("cancel", "crash_coordinator", "kill_worker", "ask_for_savepoint", "delete_savepoint"),
         chances={"_chance": 0.003, "_request_chance": 0.01},
-        settings={"retention": "delete_on_cancellation", "max_concurrent": 1},
-        rescale_chance=0.25,
+        settings={"retention": "delete_on_cancellation", "max_concurrent": 1}, rescale_chance=0.25,
     ),
-    "cycles": Luck(
-        kinds=("kill_worker", "slow_worker", "crash_coordinator", "stop"),
-        chances={"_chance": 0.004, "_request_chance": 0.005, "cleaned_chance": 0.0},
-    ),
-    "rescaled cycles": Luck(
-        kinds=("kill_worker", "slow_worker", "crash_coordinator", "stop"),
-        chances={"_chance": 0.004, "_request_chance": 0.005, "cleaned_chance": 0.0},
-        rescale_chance=0.5,
-    ),
-    "unaligned cycles": Luck(
-        kinds=("kill_worker", "slow_worker", "crash_coordinator", "stop"),
-        chances={"_chance": 0.004, "_request_chance": 0.005, "cleaned_chance": 0.0},
-        settings={"unaligned": True},
-        rescale_chance=0.5,
-    ),
+    "cycles": _CYCLES,
+    "rescaled cycles": replace(_CYCLES, rescale_chance=0.5),
+    "unaligned cycles": replace(_CYCLES, settings={"unaligned": True}, rescale_chance=0.5),
     "cycles at least once": _AT_LEAST_ONCE,
     "cycles from savepoint": Luck(
         kinds=("ask_for_savepoint", "ask_for_savepoint", "delete_savepoint", "crash_coordinator", "kill_worker"),
         chances={"_chance": 0.012, "_network_chance": 0.0, "_request_chance": 0.005, "cleaned_chance": 0.0},
-        settings={"interval_ms": 20, "max_concurrent": 1},
-        rescale_chance=0.6,
-        restore_chance=0.8,
+        settings={"interval_ms": 20, "max_concurrent": 1}, rescale_chance=0.6, restore_chance=0.8,
     ),
     "from savepoint": Luck(
         kinds=("ask_for_savepoint", "ask_for_savepoint", "delete_savepoint", "crash_coordinator", "kill_worker"),
         chances={"_chance": 0.012, "_network_chance": 0.001, "_request_chance": 0.015, "_decided_chance": 0.0},
-        settings={"interval_ms": 20, "max_concurrent": 1},
-        stores={"harm": ""},
-        rescale_chance=0.6,
-        restore_chance=0.8,
+        settings={"interval_ms": 20, "max_concurrent": 1}, stores={"harm": ""}, rescale_chance=0.6, restore_chance=0.8,
     ),
     "outside": Luck(
-        kinds=("kill_worker", "kill_writing_worker", "crash_coordinator", "slow_worker"),
-        fates=("crash", "sleep"),
+        kinds=("kill_worker", "kill_writing_worker", "crash_coordinator", "slow_worker"), fates=("crash", "sleep"),
         chances={"_chance": 0.004, "_network_chance": 0.002, "_request_chance": 0.01, "last_chance": 0.5},
         settings={"storage": "s3://simulated/blocks"},
     ),
     "references not known": Luck(
         kinds=("ask_for_savepoint", "delete_savepoint", "crash_coordinator", "kill_writing_worker"),
         chances={"_chance": 0.012, "_network_chance": 0.0, "_request_chance": 0.01, "unread_chance": 0.4},
-        settings={"storage": "s3://simulated/blocks", "interval_ms": 20, "max_concurrent": 1},
-        stores={"harm": ""},
+        settings={"storage": "s3://simulated/blocks", "interval_ms": 20, "max_concurrent": 1}, stores={"harm": ""},
     ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
     "unaligned stops": Luck(
-        kinds=("stop", "slow_worker"),
-        chances={"_chance": 0.01, "_request_chance": 0.0},
-        settings={"unaligned": True},
+        kinds=("stop", "slow_worker"), chances={"_chance": 0.01, "_request_chance": 0.0}, settings={"unaligned": True},
         parallelism=3,
     ),
-}
+}  # fmt: skip
 """By name."""
 NONE = Luck()
+HARMS = ("restored while down", "restored while away", "topic made anew", "reset")
+"""What people do to the store or to the checkpoint topic."""

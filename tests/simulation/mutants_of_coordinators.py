@@ -1,9 +1,10 @@
-"""Planted defects of the coordinator's side: each patches shipped code. See `mutants`."""
+"""Planted defects of coordinators: decisions, recovery, cleaning, savepoints and files."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -11,128 +12,125 @@ import msgspec
 from planting import (
     ABORTED,
     COUNT,
-    DISORDER,
+    LEFT,
     OPEN,
+    REPEATED,
     RETAKEN,
+    STATE,
     STUCK,
     SWEPT,
     TOMBSTONED,
     TWICE,
     UNCOMMITTED,
     UNNAMED,
-    Table,
+    in_place_of,
+    mutant,
+    replaced,
     unchecked,
 )
 
-from exactlyonce.checkpoint import decision, decision_log, leader, requests, retention
+from exactlyonce.checkpoint import decision, decision_log, leader, orphans, requests, retention
 from exactlyonce.checkpoint.commits import of_transactions
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided
+from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.events import Stop, Tick
 from exactlyonce.checkpoint.leader import Leader
+from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records import history
 from exactlyonce.checkpoint.records.committable import Committable, coordinator_id
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.checkpoint.requests import Reached, RemoveBlocks
+from exactlyonce.checkpoint.retention import Ledger
+from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
 from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.transactions import commit, markers
+from exactlyonce.checkpoint.store.files.names import name_of
+from exactlyonce.checkpoint.store.files.writer import FileBlocks
+from exactlyonce.checkpoint.transactions import commit
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.resolution import Resolution
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
-
-COORDINATORS = Table()
-"""By name."""
-mutant = COORDINATORS.mutant
-
+from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.savepoints import restoring
+from exactlyonce.pipeline.errors import StorageUnavailable
+from exactlyonce.state.table import KeyedTable
 
 # --- the decision ---------------------------------------------------------------------------------------------------
 
 
 @mutant("commit before the manifest", UNNAMED)
-def _commit_first() -> Iterable[Any]:
-    real = decision.decide
-
-    def decide(plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
-        checked = yield from protocols[0].check_uncounted(plan.precommits, plan.ages_ms)
-        if not isinstance(checked, Refuse):
-            yield from commit.commit(checked)
-        return (yield from real(plan, protocols, *more, **named))
-
-    yield patch.object(leader, "decide", decide)
+@in_place_of(leader, "decide")
+def _commit_first(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
+    checked = yield from protocols[0].check_uncounted(plan.precommits, plan.ages_ms)
+    if not isinstance(checked, Refuse):
+        yield from commit.commit(checked)
+    return (yield from real(plan, protocols, *more, **named))
 
 
-@mutant("abort after an unknown answer", ABORTED, luck="network", first=2)
-def _abort_after_unknown() -> Iterable[Any]:
-    def end(endings: Any, *, commit: bool) -> Any:
-        asked = tuple(endings)
-        answers = dict(zip(asked, (yield requests.EndTransactions(asked, commit)), strict=True))
-        unsure = tuple(each for each in asked if answers[each] is EndAnswer.BUSY)
-        if unsure and commit:
-            yield requests.EndTransactions(unsure, False)
-            answers.update(dict.fromkeys(unsure, EndAnswer.REFUSED))
-        return {each.transactional_id: answer for each, answer in answers.items()}
-
-    yield patch.object(commit, "end", end)
+@mutant("abort after an unknown answer", ABORTED, luck="network", first=7)
+@in_place_of(commit, "end")
+def _abort_after_unknown(real: Any, endings: Any, *, commit: bool) -> Any:
+    asked = tuple(endings)
+    answers = dict(zip(asked, (yield requests.EndTransactions(asked, commit)), strict=True))
+    unsure = tuple(each for each in asked if answers[each] is EndAnswer.BUSY)
+    if unsure and commit:
+        yield requests.EndTransactions(unsure, False)
+        answers.update(dict.fromkeys(unsure, EndAnswer.REFUSED))
+    return {each.transactional_id: answer for each, answer in answers.items()}
 
 
 @mutant(
-    "an unknown manifest counts as not written",
-    ABORTED + r"|is decided before the one before it is finalized",
-    luck="unanswered",
-    first=224,
-)
-def _unknown_is_not_written() -> Iterable[Any]:
-    real = TransactionalWriter.commit
-
-    def commit(self: TransactionalWriter, deadline_ms: int) -> Any:
-        outcome = yield from real(self, deadline_ms)
-        if outcome is Outcome.UNKNOWN:
-            self._ended, self._begun, self._produced = None, False, False
-            self._producer = self._producer._replace(epoch=self._producer.epoch + 1)
-            outcome = Outcome.NOT_WRITTEN
-        return outcome
-
-    yield patch.object(TransactionalWriter, "commit", commit)
-    yield patch.object(decision, "Unresolved", lambda checkpoint: Refuse(f"{checkpoint} was not written"))
+    "an unknown manifest counts as not written", ABORTED + r"|is decided before the one before it is finalized",
+    luck="unanswered", first=224,
+)  # fmt: skip
+@in_place_of(
+    TransactionalWriter, "commit",
+    patch.object(decision, "Unresolved", lambda checkpoint: Refuse(f"{checkpoint} was not written")),
+)  # fmt: skip
+def _unknown_is_not_written(real: Any, self: TransactionalWriter, deadline_ms: int) -> Any:
+    outcome = yield from real(self, deadline_ms)
+    if outcome is Outcome.UNKNOWN:
+        self._ended, self._begun, self._produced = None, False, False
+        self._producer = self._producer._replace(epoch=self._producer.epoch + 1)
+        outcome = Outcome.NOT_WRITTEN
+    return outcome
 
 
-@mutant("the broker's count is not checked", COUNT, luck="deliveries", first=1)
-def _no_count() -> Iterable[Any]:
-    yield patch.object(of_transactions, "_is_whole", lambda committable, precommit: True)
-
-
-@mutant("a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE, luck="markers", first=6)
-def _no_markers() -> Iterable[Any]:
-    yield patch.object(commit, "await_markers", lambda committables, *, commit: _nothing(set()))
-
-
-@mutant("what a lost marker holds back is not released", STUCK + "|" + OPEN, luck="markers")
-def _no_release() -> Iterable[Any]:
-    yield patch.object(commit, "release", lambda names, partitions: _nothing(None))
-
-
-@mutant("what is lost in one partition counts as lost in all", TWICE, luck="markers", first=8)
-def _all_or_nothing() -> Iterable[Any]:
-    yield patch.object(Committable, "within", lambda self, other: self)
+mutant(
+    "the broker's count is not checked", COUNT,
+    patch.object(of_transactions, "_is_whole", lambda committable, precommit: True), luck="deliveries", first=1,
+)  # fmt: skip
+mutant(
+    "a commit does not wait for its markers", UNCOMMITTED + "|" + TWICE,
+    patch.object(commit, "await_markers", lambda committables, *, commit: _nothing(set())), luck="markers", first=6,
+)  # fmt: skip
+mutant(
+    "what a lost marker holds back is not released", STUCK + "|" + OPEN,
+    patch.object(commit, "release", lambda names, partitions: _nothing(None)), luck="markers",
+)  # fmt: skip
+mutant(
+    "what is lost in one partition counts as lost in all", TWICE,
+    patch.object(Committable, "within", lambda self, other: self), luck="markers", first=8,
+)  # fmt: skip
 
 
 @mutant("finalized with unknown fates", UNCOMMITTED, luck="naps", first=2)
 def _finalized_anyway() -> Iterable[Any]:
-    real = decision.finalize
-
-    def finalize(manifest: Any, fates: Any, *more: Any) -> Any:
+    def finalize(real: Any, manifest: Any, fates: Any, *more: Any) -> Any:
         return real(manifest, {c.transactional_id: "committed" for c in manifest.committables} | dict(fates), *more)
 
     yield patch.object(Decided, "finalized", True)
-    yield patch.object(decision, "finalize", finalize)
-    yield patch.object(leader, "finalize", finalize)
+    yield replaced(decision, "finalize", finalize)
+    yield replaced(leader, "finalize", finalize)
 
 
 @mutant(
     "zombie coordinators are not fenced",
-    r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn",
-    luck="zombies",
-    first=70,
-)
+    r"there are two manifests|checkpoint ids only grow|is decided before|is finalized in its turn", luck="zombies",
+    first=3,
+)  # fmt: skip
 def _no_fence() -> Iterable[Any]:
     numbers = itertools.count()
     yield patch.object(decision_log, "coordinator_id", lambda pipeline: f"{coordinator_id(pipeline)}-{next(numbers)}")
@@ -142,186 +140,319 @@ def _no_fence() -> Iterable[Any]:
 
 
 @mutant("producers are initialised before the decided transactions are committed", RETAKEN)
-def _init_first() -> Iterable[Any]:
-    real = Leader.finish
-
-    def finish(self: Leader, manifest: Any, expire: Any) -> Any:
-        for each in manifest.committables:
-            yield requests.InitTransactions(
-                transactional_id=each.transactional_id, transaction_timeout_ms=60_000, wait_ms=0
-            )
-        return (yield from real(self, manifest, expire))
-
-    yield patch.object(Leader, "finish", finish)
+@in_place_of(Leader, "finish")
+def _init_first(real: Any, self: Leader, manifest: Any, expire: Any) -> Any:
+    for each in manifest.committables:
+        yield requests.InitTransactions(
+            transactional_id=each.transactional_id, transaction_timeout_ms=60_000, wait_ms=0
+        )
+    return (yield from real(self, manifest, expire))
 
 
 @mutant("no sweep of older transactions", SWEPT + "|" + OPEN)
-def _no_sweep() -> Iterable[Any]:
-    def sweep(*_: Any, **__: Any) -> Any:
-        return 0
-        yield
-
-    yield patch.object(of_transactions, "sweep", sweep)
+@in_place_of(of_transactions, "sweep")
+def _no_sweep(real: Any, *_: Any, **__: Any) -> Any:
+    return 0
+    yield
 
 
-@mutant("empty ids are not swept", SWEPT + "|" + OPEN, luck="zombies")
-def _no_sweep_of_empty() -> Iterable[Any]:
-    real = commit.sweep
-
-    def sweep(*arguments: Any, **options: Any) -> Any:
-        procedure = real(*arguments, **options)
-        request = next(procedure)
-        try:
-            while True:
-                answer = yield request
-                if isinstance(request, requests.ListTransactions):
-                    answer = [each for each in answer if each.state != "Empty"]
-                request = procedure.send(answer)
-        except StopIteration as end:
-            return end.value
-
-    yield patch.object(of_transactions, "sweep", sweep)
+@mutant("empty ids are not swept", SWEPT + "|" + OPEN, luck="zombies", first=3)
+@in_place_of(of_transactions, "sweep")
+def _no_sweep_of_empty(real: Any, *arguments: Any, **options: Any) -> Any:
+    procedure = real(*arguments, **options)
+    request = next(procedure)
+    try:
+        while True:
+            answer = yield request
+            if isinstance(request, requests.ListTransactions):
+                answer = [each for each in answer if each.state != "Empty"]
+            request = procedure.send(answer)
+    except StopIteration as end:
+        return end.value
 
 
-@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=831)
-def _unprotected() -> Iterable[Any]:
-    real = commit.sweep
-
-    def sweep(pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
-        return real(pipeline, incarnation, attempt, **{**options, "protected": ()})
-
-    yield patch.object(of_transactions, "sweep", sweep)
+@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=198)
+@in_place_of(of_transactions, "sweep")
+def _unprotected(real: Any, pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
+    return real(pipeline, incarnation, attempt, **{**options, "protected": ()})
 
 
-@mutant("older transactions are swept before the decided ones are committed", ABORTED, first=5)
-def _sweep_first() -> Iterable[Any]:
-    real = Leader.finish
-
-    def finish(self: Leader, manifest: Any, expire: Any) -> Any:
-        yield from self.transactions.sweep()
-        return (yield from real(self, manifest, expire))
-
-    yield patch.object(Leader, "finish", finish)
+@mutant("older transactions are swept before the decided ones are committed", ABORTED, first=6)
+@in_place_of(Leader, "finish")
+def _sweep_first(real: Any, self: Leader, manifest: Any, expire: Any) -> Any:
+    yield from self.transactions.sweep()
+    return (yield from real(self, manifest, expire))
 
 
 @mutant("a repair is committed before it is recorded", UNNAMED, first=5)
-def _commit_unrecorded() -> Iterable[Any]:
-    real = of_transactions._record
-
-    def record(manifest: Any, repairs: Any) -> Any:
-        yield from commit.commit([each.committable for each in repairs])
-        yield from real(manifest, repairs)
-
-    yield patch.object(of_transactions, "_record", record)
+@in_place_of(of_transactions, "_record")
+def _commit_unrecorded(real: Any, manifest: Any, repairs: Any) -> Any:
+    yield from commit.commit([each.committable for each in repairs])
+    yield from real(manifest, repairs)
 
 
 @mutant("recovery does not follow repairs", ABORTED + "|" + TWICE, luck="replays", first=9)
-def _forget_repairs() -> Iterable[Any]:
-    real = Resolution.__init__
-
-    def init(self: Any, manifest: Any, repairs: Any, **options: Any) -> None:
-        real(self, manifest, repairs, **options)
-        for each in self._all.values():
-            each.current = each.original
-
-    yield patch.object(Resolution, "__init__", init)
+@in_place_of(Resolution, "__init__")
+def _forget_repairs(real: Any, self: Any, manifest: Any, repairs: Any, **options: Any) -> None:
+    real(self, manifest, repairs, **options)
+    for each in self._all.values():
+        each.current = each.original
 
 
-@mutant(
-    "later transactions of a subtask do not wait for earlier ones", DISORDER + "|" + TWICE, luck="carried", first=780
-)
-def _no_chain() -> Iterable[Any]:
-    yield patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0)))
+mutant(
+    "later transactions of a subtask do not wait for earlier ones", REPEATED,
+    patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0))), luck="carried", first=69,
+)  # fmt: skip
 
 
-@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=566)
-def _believed_markers() -> Iterable[Any]:
-    real = markers.await_markers
-
-    def await_markers(committables: Any, *, commit: bool) -> Any:
-        yield from real(committables, commit=commit)
-        return set()
-
-    yield patch.object(commit, "await_markers", await_markers)
+@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=58)
+@in_place_of(commit, "await_markers")
+def _believed_markers(real: Any, committables: Any, *, commit: bool) -> Any:
+    yield from real(committables, commit=commit)
+    return set()
 
 
 # --- the coordinator ------------------------------------------------------------------------------------------------
 
 
 @mutant("output of aborted checkpoints is not carried", COUNT, luck="carried", first=2)
-def _drop_carried() -> Iterable[Any]:
-    real = Coordinator._late
-
-    def late(self: Coordinator, tick: Tick, now_ms: int) -> Any:
-        effects = real(self, tick, now_ms)
-        if effects:
-            self._precommits = []
-        return effects
-
-    yield patch.object(Coordinator, "_late", late)
+@in_place_of(Coordinator, "_late")
+def _drop_carried(real: Any, self: Coordinator, tick: Tick, now_ms: int) -> Any:
+    effects = real(self, tick, now_ms)
+    if effects:
+        self._precommits = []
+    return effects
 
 
 @mutant("late output of aborted checkpoints is not carried", COUNT, luck="carried")
-def _drop_late() -> Iterable[Any]:
-    real = Coordinator._acknowledged
-
-    def acknowledged(self: Coordinator, ack: Any, now_ms: int) -> Any:
-        if all(plan.checkpoint != ack.checkpoint for plan in self.in_flight):
-            ack = msgspec.structs.replace(ack, precommits=())
-        return real(self, ack, now_ms)
-
-    yield patch.object(Coordinator, "_acknowledged", acknowledged)
+@in_place_of(Coordinator, "_acknowledged")
+def _drop_late(real: Any, self: Coordinator, ack: Any, now_ms: int) -> Any:
+    if all(plan.checkpoint != ack.checkpoint for plan in self.in_flight):
+        ack = msgspec.structs.replace(ack, precommits=())
+    return real(self, ack, now_ms)
 
 
 @mutant(
-    "a restart does not finish what is decided",
-    r"is decided before the one before it is finalized|" + ABORTED,
-    luck="naps",
-    first=12,
-)
-def _unfinished_restart() -> Iterable[Any]:
-    real = Leader.finish
-
-    def finish(self: Leader, *given: Any) -> Any:
-        return real(self, *given) if self.attempt == self.led.attempt else _nothing({})
-
-    yield patch.object(Leader, "finish", finish)
-    yield unchecked(history, "Checkpoint ")
+    "a restart does not finish what is decided", r"is decided before the one before it is finalized|" + ABORTED,
+    luck="naps", first=12,
+)  # fmt: skip
+@in_place_of(Leader, "finish", unchecked(history, "Checkpoint "))
+def _unfinished_restart(real: Any, self: Leader, *given: Any) -> Any:
+    return real(self, *given) if self.attempt == self.led.attempt else _nothing({})
 
 
 def _nothing(result: Any) -> Any:
-    """A procedure that asks for nothing."""
     return result
     yield
 
 
 @mutant(
-    "a clean end while a checkpoint is unfinished",
-    r"a clean end leaves nothing unfinalized|is left ",
-    luck="naps",
+    "a clean end while a checkpoint is unfinished", r"a clean end leaves nothing unfinalized|is left ", luck="naps",
     first=19,
-)
-def _careless_stop() -> Iterable[Any]:
-    real = Coordinator.handle
-
-    def handle(self: Coordinator, event: Any, now_ms: int) -> Any:
-        if isinstance(event, Stop) and self.state is JobState.RECOVERING and self.manifest is not None:
-            return self._end(None)
-        return real(self, event, now_ms)
-
-    yield patch.object(Coordinator, "handle", handle)
+)  # fmt: skip
+@in_place_of(Coordinator, "handle")
+def _careless_stop(real: Any, self: Coordinator, event: Any, now_ms: int) -> Any:
+    if isinstance(event, Stop) and self.state is JobState.RECOVERING and self.manifest is not None:
+        return self._end(None)
+    return real(self, event, now_ms)
 
 
 @mutant("blocks of the chain are forgotten", TOMBSTONED)
-def _short_memory() -> Iterable[Any]:
-    real = retention.Ledger.completed
+@in_place_of(Ledger, "completed", unchecked(decision_log, "A block that a manifest names"))
+def _short_memory(real: Any, self: Any, checkpoint: int, blocks: Any, **options: Any) -> None:
+    newest = {
+        storage: sorted(refs, key=lambda each: (each.partition, each.offset))[-2:] for storage, refs in blocks.items()
+    }
+    real(self, checkpoint, newest, **options)
 
-    def completed(self: Any, checkpoint: int, blocks: Any, **options: Any) -> None:
-        newest = {
-            storage: sorted(refs, key=lambda each: (each.partition, each.offset))[-2:]
-            for storage, refs in blocks.items()
-        }
-        real(self, checkpoint, newest, **options)
 
-    yield patch.object(retention.Ledger, "completed", completed)
-    yield unchecked(decision_log, "A block that a manifest names")
+# --- cleaning ---------------------------------------------------------------------------------------------------------
+
+
+@mutant("a restart does not look for the blocks of the attempt before", LEFT, first=162)
+@in_place_of(KnownBlocks, "begin_attempt")
+def _no_scan(real: Any, self: Any, newest: Any, incarnation: int, attempt: int, **options: Any) -> Any:
+    written = self.ledger.written
+    self.ledger.written = lambda *_: None
+    yield from real(self, newest, incarnation, attempt, **options)
+    self.ledger.written = written
+
+
+@mutant("what a killed worker had sent and arrives late is not looked for", LEFT, luck="late requests")
+@in_place_of(KnownBlocks, "_begin")
+def _no_second_scan(real: Any, self: Any, newest: Any, start: Any, attempt: Any, *, late: bool) -> Any:
+    yield from real(self, newest, start, attempt, late=False)
+
+
+mutant(
+    "recovery looks behind a manifest that is not finalized", LEFT,
+    patch.object(orphans, "first_places", lambda history: history.latest.block_end_offsets), first=18,
+)  # fmt: skip
+
+
+@mutant("a finished checkpoint is finalized before its orphans are dropped", LEFT, first=43)
+@in_place_of(leader, "finish")
+def _finish_drops_nothing(real: Any, *known: Any, **options: Any) -> Any:
+    *others, expire = known
+
+    def nothing(manifest: Any) -> Any:
+        yield from expire(manifest)
+        return (), ()
+
+    return real(*others, nothing, **options)
+
+
+# --- cancelled runs ---------------------------------------------------------------------------------------------------
+
+
+mutant(
+    "a cancelled run takes a last checkpoint", "that was cancelled takes another checkpoint",
+    patch.object(Coordinator, "_cancel", lambda self, _: self._stop(0)), luck="cancelled",
+)  # fmt: skip
+
+
+@mutant("a cancelled run leaves its transactions open", r"is left Ongoing", luck="cancelled")
+@in_place_of(Coordinator, "_cancel")
+def _left_open(real: Any, self: Any, request: str) -> Any:
+    effects = real(self, request)
+    return self._end(None) if effects else []
+
+
+@mutant(
+    "a cancelled run does not finish what is decided",
+    r"checkpoint \d+ is condemned before it is known to be committed", luck="cancelled and deleted", first=193,
+)  # fmt: skip
+@in_place_of(Coordinator, "_restart")
+def _unfinished(real: Any, self: Any, reason: str, now_ms: int, *, unfinished: bool = False) -> Any:
+    if unfinished and self._cancelled:
+        return self._end(None)
+    return real(self, reason, now_ms, unfinished=unfinished)
+
+
+@mutant("a cancelled run condemns its savepoints", r"savepoints .* are condemned", luck="cancelled and deleted")
+@in_place_of(Leader, "conclude")
+def _savepoints(real: Any, self: Any, cancelled: str = "") -> Any:
+    yield from _without_savepoints(real(self, cancelled))
+
+
+def _without_savepoints(procedure: Any) -> Any:
+    answer = None
+    while True:
+        with patch.object(Manifest, "is_savepoint", False):
+            try:
+                request = procedure.send(answer)
+            except StopIteration as end:
+                return end.value
+        answer = yield request
+
+
+# --- savepoints -------------------------------------------------------------------------------------------------------
+
+DROPPED = r"savepoint \d+ is dropped though nobody has deleted it"
+SERVED_TWICE = r"request-\d+ is served twice"
+
+
+@mutant("a savepoint expires", DROPPED, luck="savepoints")
+@in_place_of(Ledger, "completed")
+def _expiring(real: Any, self: Any, checkpoint: int, blocks: Any, **_: Any) -> None:
+    real(self, checkpoint, blocks)
+
+
+@mutant("recovery does not know savepoints", DROPPED, luck="savepoints")
+@in_place_of(KnownBlocks, "recover")
+def _forgotten(real: Any, self: Any, history: Any, incarnation: int) -> Any:
+    return _without_savepoints(real(self, history, incarnation))
+
+
+@mutant("a savepoint is an increment", r"savepoint \d+ stands on a block of checkpoint \d+", luck="savepoints")
+@in_place_of(KeyedTable, "freeze")
+def _increment(real: Any, self: Any, checkpoint: int, base: int, **_: Any) -> Any:
+    return real(self, checkpoint, base)
+
+
+WHOLE = r"checkpoint \d+ stands on a block of checkpoint \d+"
+
+
+@mutant("checkpoints are increments where each is to hold all state", WHOLE, luck="whole state")
+@in_place_of(Subtask, "__post_init__")
+def _increments(real: Any, self: Any) -> None:
+    self.incremental = True
+    real(self)
+
+
+mutant(
+    "a request that is served is not taken off the list", SERVED_TWICE,
+    patch.object(SavepointRequests, "serve", lambda *_: False), luck="savepoints",
+)  # fmt: skip
+
+
+@mutant("a savepoint is tried again before a checkpoint", r"is triggered before a checkpoint", luck="late savepoints")
+@in_place_of(SavepointRequests, "fail")
+def _at_once(real: Any, self: Any, requests: Any, first: int) -> None:
+    real(self, requests, 0)
+
+
+@mutant("workers stay behind a savepoint that is too late", r"while workers may still write", luck="late savepoints")
+@in_place_of(Coordinator, "_failed")
+def _still_writing(real: Any, self: Any, failure: Any, now_ms: int) -> Any:
+    return real(self, failure, now_ms) if failure.counts else []
+
+
+mutant(
+    "a restored state lies with the wrong subtask", STATE,
+    patch.object(restoring, "subtask_of", lambda group, parallelism, most: 0), luck="from savepoint",
+)  # fmt: skip
+
+
+@mutant("a savepoint is restored without where its sources stood", r"Sn of .* goes back from", luck="from savepoint")
+@in_place_of(restoring, "offsets_now")
+def _from_the_start(real: Any, saved: Any, around: Any, asked: Any) -> Any:
+    return tuple(msgspec.structs.replace(each, offset=0, leader_epoch=-1) for each in saved.offsets)
+
+
+@mutant("what a restore left that died is not looked for", LEFT, luck="from savepoint")
+@in_place_of(KnownBlocks, "ends_to_note")
+def _not_behind(real: Any, self: Any, checkpoint: int, base: int, *, final: bool) -> Any:
+    ends = real(self, checkpoint, base, final=final)
+    return (10**9,) * len(ends) if checkpoint == base > 0 else ends
+
+
+# --- blocks outside of the topic --------------------------------------------------------------------------------------
+
+MISSING = r"is referred to, and is not there"
+REMOVED = r"stands on block .*, which is removed"
+
+
+@mutant("a block that was refused is taken for durable", MISSING, luck="outside")
+@in_place_of(FileBlocks, "_put")
+def _not_durable(real: Any, self: Any, put: Any) -> Any:
+    with suppress(StorageUnavailable):
+        self._folder.put(str(name_of(put.ref)), put.value, "")
+    put.told = True
+    yield from ()
+
+
+@mutant("files are removed before the decision that drops them", REMOVED, luck="outside", first=1)
+@in_place_of(DecisionLog, "_produce")
+def _early(real: Any, self: Any, staged: Any) -> Any:
+    yield RemoveBlocks(tuple(each for each in staged.dropped if each.storage != TOPIC))
+    return (yield from real(self, staged))
+
+
+mutant(
+    "files that are dropped are not removed", LEFT,
+    patch.object(decision_log, "RemoveBlocks", lambda _: Reached("nothing")), luck="outside",
+)  # fmt: skip
+mutant(
+    "files are told apart by partition and offset", LEFT,
+    patch.object(retention, "_key", lambda ref: (ref.partition, ref.offset)), luck="outside",
+)  # fmt: skip
+mutant(
+    "nothing is held for a checkpoint that cannot be looked at", REMOVED,
+    patch.object(retention, "may_be_of", lambda *_: False), unchecked(decision_log, "A block that a manifest names"),
+    luck="references not known",
+)  # fmt: skip
+mutant(
+    "everything is held for a checkpoint that cannot be looked at", LEFT,
+    patch.object(retention, "may_be_of", lambda *_: True), luck="references not known",
+)  # fmt: skip

@@ -1,17 +1,19 @@
-"""Planted defects of stores that keep a ledger: each patches shipped code. See `mutants`."""
+"""Planted defects of stores that keep a ledger."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from planting import COUNT, LEFT, TOMBSTONED, Table, unchecked
+import planting
+from planting import COUNT, LEFT, TOMBSTONED, in_place_of, replaced, unchecked
 from topologies import ANY_STORE
 
-from exactlyonce.checkpoint import decision, decision_log, leader, orphans, references
+from exactlyonce.checkpoint import decision, decision_log, leader, orphans
 from exactlyonce.checkpoint.commits import of_stores
 from exactlyonce.checkpoint.commits.of_stores import StagedCommits
 from exactlyonce.checkpoint.commits.protocol import Fates
@@ -22,9 +24,6 @@ from exactlyonce.pipeline.errors import StoreUnavailable
 from exactlyonce.sinks.write_ahead.committer import RowsCommitter
 from exactlyonce.sinks.write_ahead.writer import RowsWriter
 from exactlyonce.testing.store import StoreModel
-
-STORES = Table()
-"""By name."""
 
 APPLIED_TWICE = r"is applied twice"
 UNDECIDED = r"is applied though no durable manifest names it"
@@ -38,83 +37,56 @@ UNNOTICED = r"goes on to a clean end though the store was put back"
 ANEW = r"is taken over by a topic that was made anew"
 
 
-def mutant(name: str, expected: str, *, luck: str | None = None, first: int = 0) -> Callable[[Any], None]:
-    """See `Table.mutant`; any topology with a store."""
-    return STORES.mutant(name, expected, ANY_STORE, luck=luck, first=first)
-
+mutant = partial(planting.mutant, shape=ANY_STORE)
 
 # --- the ledger -----------------------------------------------------------------------------------------------------
 
 
 @mutant("a store applies what its ledger has", APPLIED_TWICE, luck="stores")
-def _ledger_ignored() -> Iterable[Any]:
-    real = StoreModel.apply
-
-    def apply(self: StoreModel, rows: Any, entry: Any) -> bool:
-        self.contents.ledger.pop((entry.pipeline, entry.sink, entry.subtask), None)
-        return real(self, rows, msgspec.structs.replace(entry, previous=0))
-
-    yield patch.object(StoreModel, "apply", apply)
+@in_place_of(StoreModel, "apply")
+def _ledger_ignored(real: Any, self: StoreModel, rows: Any, entry: Any) -> Any:
+    self.contents.ledger.pop((entry.pipeline, entry.sink, entry.subtask), None)
+    return real(self, rows, msgspec.structs.replace(entry, previous=0))
 
 
-@mutant("a store does not look at the checkpoint before", DISORDERED, luck="restored while away")
-def _previous_ignored() -> Iterable[Any]:
-    yield patch.object(StoreModel, "_require_reached")
+mutant(
+    "a store does not look at the checkpoint before", DISORDERED, patch.object(StoreModel, "_require_reached"),
+    luck="restored while away", first=6,
+)  # fmt: skip
+mutant("a store lets whoever was fenced apply", FENCED, patch.object(StoreModel, "_require_newest"), luck="stores")
+mutant(
+    "a store does not look at the topic that its ledger was begun for", UNDECIDED + "|" + OTHER_ROWS,
+    patch.object(StoreModel, "_require_own"), luck="reset", first=2,
+)  # fmt: skip
 
 
-@mutant("a store lets whoever was fenced apply", FENCED, luck="stores")
-def _fence_ignored() -> Iterable[Any]:
-    yield patch.object(StoreModel, "_require_newest")
+@mutant("the checkpoint before is not named", DISORDERED, luck="restored while away", first=6)
+@in_place_of(of_stores, "in_order")
+def _previous_unnamed(real: Any, committables: Any, *known: Any) -> Any:
+    return tuple(msgspec.structs.replace(each, previous=0) for each in real(committables, *known))
 
 
-@mutant("a store does not look at the topic that its ledger was begun for", UNDECIDED + "|" + OTHER_ROWS, luck="reset")
-def _origin_ignored() -> Iterable[Any]:
-    yield patch.object(StoreModel, "_require_own")
+@mutant("a store is fenced by whatever topic asks", ANEW, luck="topic made anew", first=4)
+@in_place_of(StoreModel, "fence")
+def _taken_over(real: Any, self: StoreModel, pipeline: str, sink: str, incarnation: int, origin: str) -> Any:
+    writer = self.contents.writers.get((pipeline, sink))
+    if writer is not None:
+        self.contents.writers[pipeline, sink] = writer._replace(origin=origin)
+    return real(self, pipeline, sink, incarnation, origin)
 
 
-@mutant("the checkpoint before is not named", DISORDERED, luck="restored while away")
-def _previous_unnamed() -> Iterable[Any]:
-    real = of_stores.in_order
-
-    def in_order(committables: Any, *known: Any) -> Any:
-        return tuple(msgspec.structs.replace(each, previous=0) for each in real(committables, *known))
-
-    yield patch.object(of_stores, "in_order", in_order)
-
-
-@mutant("a store is fenced by whatever topic asks", ANEW, luck="topic made anew")
-def _taken_over() -> Iterable[Any]:
-    real = StoreModel.fence
-
-    def fence(self: StoreModel, pipeline: str, sink: str, incarnation: int, origin: str) -> Any:
-        writer = self.contents.writers.get((pipeline, sink))
-        if writer is not None:
-            self.contents.writers[pipeline, sink] = writer._replace(origin=origin)
-        return real(self, pipeline, sink, incarnation, origin)
-
-    yield patch.object(StoreModel, "fence", fence)
-
-
-@mutant("a ledger that is behind is fenced, and not looked at", UNNOTICED, luck="restored while down")
-def _behind_ignored() -> Iterable[Any]:
-    real = StagedCommits.fence
-
-    def fence(self: Any, newest: Any, finalized: Any) -> Any:
-        return real(self, newest, None)
-
-    yield patch.object(StagedCommits, "fence", fence)
+@mutant("a ledger that is behind is fenced, and not looked at", UNNOTICED, luck="restored while down", first=4)
+@in_place_of(StagedCommits, "fence")
+def _behind_ignored(real: Any, self: Any, newest: Any, finalized: Any) -> Any:
+    return real(self, newest, None)
 
 
 @mutant("the ledger's checkpoints of subtasks that are gone are forgotten", FORGOTTEN, luck="stores")
-def _gone_forgotten() -> Iterable[Any]:
-    real = leader.Leader._manifest
-
-    def made(self: Any, *arguments: Any, **options: Any) -> Manifest:
-        manifest = real(self, *arguments, **options)
-        kept = tuple(each for each in manifest.ledger if each[1] < manifest.parallelism)
-        return msgspec.structs.replace(manifest, ledger=kept)
-
-    yield patch.object(leader.Leader, "_manifest", made)
+@in_place_of(leader.Leader, "_manifest")
+def _gone_forgotten(real: Any, self: Any, *arguments: Any, **options: Any) -> Any:
+    manifest = real(self, *arguments, **options)
+    kept = tuple(each for each in manifest.ledger if each[1] < manifest.parallelism)
+    return msgspec.structs.replace(manifest, ledger=kept)
 
 
 # --- decisions ------------------------------------------------------------------------------------------------------
@@ -122,154 +94,119 @@ def _gone_forgotten() -> Iterable[Any]:
 
 @mutant("rows are applied before the manifest is durable", UNDECIDED)
 def _applied_first() -> Iterable[Any]:
-    real_decide, real_produced = decision.decide, decision._produced
     stores: list[Any] = []
 
-    def decide(plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
+    def decide(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
         stores[:] = protocols[1:]
-        return (yield from real_decide(plan, protocols, *more, **named))
+        return (yield from real(plan, protocols, *more, **named))
 
-    def produced(*arguments: Any) -> Any:
-        manifest = yield from real_produced(*arguments)
+    def produced(real: Any, *arguments: Any) -> Any:
+        manifest = yield from real(*arguments)
         if isinstance(manifest, Manifest):
             yield from stores[0].commit(manifest)
         return manifest
 
-    yield patch.object(leader, "decide", decide)
-    yield patch.object(decision, "_produced", produced)
+    yield replaced(leader, "decide", decide)
+    yield replaced(decision, "_produced", produced)
 
 
 @mutant("a checkpoint is finalized before its rows are applied", NOT_THERE)
 def _finalized_first() -> Iterable[Any]:
-    real, commit = decision.decide, StagedCommits.commit
+    commit = StagedCommits.commit
 
-    def later(self: Any, manifest: Manifest) -> Any:
+    def later(real: Any, self: Any, manifest: Manifest) -> Any:
         yield from ()
         return Fates(dict.fromkeys((each.name for each in manifest.staged), "committed"))
 
-    def decide(plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
+    def decide(real: Any, plan: Any, protocols: Any, *more: Any, **named: Any) -> Any:
         verdict = yield from real(plan, protocols, *more, **named)
         if isinstance(verdict, decision.Decided):
             yield from commit(protocols[1], verdict.manifest)
         return verdict
 
-    yield patch.object(StagedCommits, "commit", later)
-    yield patch.object(leader, "decide", decide)
+    yield replaced(StagedCommits, "commit", later)
+    yield replaced(leader, "decide", decide)
 
 
-@mutant("a store that does not answer is taken to have applied", NOT_THERE, luck="stores")
-def _unknown_is_applied() -> Iterable[Any]:
-    def persistently(self: Any, request: Any, sink: str) -> Any:
-        try:
-            return (yield request)
-        except StoreUnavailable:
-            return {}
-
-    yield patch.object(StagedCommits, "_persistently", persistently)
+@mutant("a store that does not answer is taken to have applied", NOT_THERE, luck="stores", first=1)
+@in_place_of(StagedCommits, "_persistently")
+def _unknown_is_applied(real: Any, self: Any, request: Any, sink: str) -> Any:
+    try:
+        return (yield request)
+    except StoreUnavailable:
+        return {}
 
 
 @mutant("recovery does not apply what was decided", NOT_THERE, luck="stores")
-def _recovery_applies_nothing() -> Iterable[Any]:
-    def finish(self: Any, manifest: Manifest, *known: Any, **options: Any) -> Any:
-        yield from ()
-        return dict.fromkeys((each.name for each in manifest.staged), "committed")
-
-    yield patch.object(StagedCommits, "finish", finish)
+@in_place_of(StagedCommits, "finish")
+def _recovery_applies_nothing(real: Any, self: Any, manifest: Manifest, *known: Any, **options: Any) -> Any:
+    yield from ()
+    return dict.fromkeys((each.name for each in manifest.staged), "committed")
 
 
 @mutant("rows of aborted checkpoints are not carried", COUNT, luck="carried")
-def _not_carried() -> Iterable[Any]:
-    real = Coordinator._decide
-
-    def decide(self: Coordinator, now_ms: int) -> Any:
-        effects: Any = real(self, now_ms)
-        for effect in effects:
-            plan = effect.plan
-            plan.staged = [each for each in plan.staged if each.committable.checkpoint == plan.checkpoint]
-        return effects
-
-    yield patch.object(Coordinator, "_decide", decide)
+@in_place_of(Coordinator, "_decide")
+def _not_carried(real: Any, self: Coordinator, now_ms: int) -> Any:
+    effects: Any = real(self, now_ms)
+    for effect in effects:
+        plan = effect.plan
+        plan.staged = [each for each in plan.staged if each.committable.checkpoint == plan.checkpoint]
+    return effects
 
 
 @mutant("carried rows are applied behind newer ones", DISORDERED, luck="carried")
 def _carried_last() -> Iterable[Any]:
-    real = of_stores.ledger_after
-
-    def in_order(committables: Any, before: Any, descriptions: Any) -> Any:
-        newest_first = sorted(committables, key=lambda each: (-each.checkpoint, *each.writer))
-        replaced = msgspec.structs.replace
+    def in_order(real: Any, committables: Any, before: Any, descriptions: Any) -> Any:
         return tuple(
-            replaced(each, previous=before.get(each.writer, 0), description=descriptions[each.sink])
-            for each in newest_first
+            msgspec.structs.replace(each, previous=before.get(each.writer, 0), description=descriptions[each.sink])
+            for each in sorted(committables, key=lambda each: (-each.checkpoint, *each.writer))
         )
 
-    yield patch.object(of_stores, "in_order", in_order)
-    yield patch.object(of_stores, "ledger_after", lambda found, before: real(reversed(found), before))
+    def ledger_after(real: Any, committables: Any, before: Any) -> Any:
+        return real(reversed(committables), before)
+
+    yield replaced(of_stores, "in_order", in_order)
+    yield replaced(of_stores, "ledger_after", ledger_after)
 
 
 @mutant("a restart carries rows of the attempt before", COUNT)
-def _carried_through_restart() -> Iterable[Any]:
-    real = Coordinator._drop_in_flight
-
-    def drop(self: Coordinator) -> None:
-        kept = self._staged
-        real(self)
-        self._staged = kept
-
-    yield patch.object(Coordinator, "_drop_in_flight", drop)
+@in_place_of(Coordinator, "_drop_in_flight")
+def _carried_through_restart(real: Any, self: Coordinator) -> None:
+    kept = self._staged
+    real(self)
+    self._staged = kept
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------
 
 
-@mutant("rows are not looked for as early as they are written", LEFT, luck="late rows", first=20)
-def _not_ahead() -> Iterable[Any]:
-    real = orphans.KnownBlocks.__init__
-
-    def made(self: Any, settings: Any, *, staging: bool = False) -> None:
-        real(self, settings)
-
-    yield patch.object(orphans.KnownBlocks, "__init__", made)
+@mutant("rows are not looked for as early as they are written", LEFT, luck="late rows", first=26)
+@in_place_of(orphans.KnownBlocks, "__init__")
+def _not_ahead(real: Any, self: Any, settings: Any, *, staging: bool = False) -> None:
+    real(self, settings)
 
 
 @mutant("no manifest stands on the rows that it has staged", TOMBSTONED)
-def _not_stood_on() -> Iterable[Any]:
-    real = references.references_of
-
-    def references_of(plan: PendingCheckpoint, manifest: Manifest) -> Any:
-        return real(dataclasses.replace(plan, staged=[]), msgspec.structs.replace(manifest, staged=()))
-
-    yield unchecked(decision_log, "A block that a manifest names must not be dropped")
-    yield patch.object(leader, "references_of", references_of)
+@in_place_of(leader, "references_of", unchecked(decision_log, "A block that a manifest names must not be dropped"))
+def _not_stood_on(real: Any, plan: PendingCheckpoint, manifest: Manifest) -> Any:
+    return real(dataclasses.replace(plan, staged=[]), msgspec.structs.replace(manifest, staged=()))
 
 
 @mutant("no manifest stands on rows that only an index lists", TOMBSTONED)
-def _listed_not_stood_on() -> Iterable[Any]:
-    real = references.references_of
-
-    def references_of(plan: PendingCheckpoint, manifest: Manifest) -> Any:
-        return real(dataclasses.replace(plan, staged=[]), manifest)
-
-    yield patch.object(leader, "references_of", references_of)
+@in_place_of(leader, "references_of")
+def _listed_not_stood_on(real: Any, plan: PendingCheckpoint, manifest: Manifest) -> Any:
+    return real(dataclasses.replace(plan, staged=[]), manifest)
 
 
 @mutant("rows are applied in another order than they were set aside", OTHER_ROWS)
-def _disordered() -> Iterable[Any]:
-    real = RowsCommitter._chunks
-
-    def chunks(self: Any, committable: Any) -> Any:
-        return reversed(list(real(self, committable)))
-
-    yield patch.object(RowsCommitter, "_chunks", chunks)
+@in_place_of(RowsCommitter, "_chunks")
+def _disordered(real: Any, self: Any, committable: Any) -> Any:
+    return reversed(list(real(self, committable)))
 
 
-@mutant("what a barrier meets in memory goes to the next checkpoint", SET_ASIDE)
-def _not_sent() -> Iterable[Any]:
-    real = RowsWriter.barrier
-
-    def barrier(self: RowsWriter, checkpoint: int) -> None:
-        rows, size, self._rows, self._size = self._rows, self._size, [], 0
-        real(self, checkpoint)
-        self._rows, self._size = rows, size
-
-    yield patch.object(RowsWriter, "barrier", barrier)
+@mutant("what a barrier meets in memory goes to the next checkpoint", SET_ASIDE, first=1)
+@in_place_of(RowsWriter, "barrier")
+def _not_sent(real: Any, self: RowsWriter, checkpoint: int) -> None:
+    rows, size, self._rows, self._size = self._rows, self._size, [], 0
+    real(self, checkpoint)
+    self._rows, self._size = rows, size

@@ -1,15 +1,31 @@
-"""Planted defects of the worker's side: each patches shipped code, and says how the oracle names what comes of it."""
+"""Planted defects of workers: barriers, sources, state, sinks, order logs, replays, and state in local files."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import count, repeat
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from planting import COUNT, DISORDER, LEFT, OPEN, RETAKEN, STATE, STUCK, TOMBSTONED, TWICE, Table, unchecked, unfitting
+from planting import (
+    COUNT,
+    DISORDER,
+    LEFT,
+    OPEN,
+    REPEATED,
+    RETAKEN,
+    STATE,
+    STUCK,
+    TOMBSTONED,
+    WRONG,
+    in_place_of,
+    mutant,
+    replaced,
+    unchecked,
+    unfitting,
+)
 
 from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.alignment import Alignment
@@ -26,208 +42,160 @@ from exactlyonce.engines.order_log import OrderRuns
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
 from exactlyonce.sinks.writer import FlushedInterval
+from exactlyonce.state.chain import Chain
 from exactlyonce.state.interval import Interval
-from exactlyonce.state.snapshot import Snapshot
+from exactlyonce.state.key_groups import mask_of
 from exactlyonce.state.table import KeyedTable
-
-WORKERS = Table()
-"""By name."""
-mutant = WORKERS.mutant
-
+from exactlyonce.state.tiered import files
+from exactlyonce.state.tiered.files import Marker
+from exactlyonce.state.tiered.store import LocalStore
+from exactlyonce.state.tiered.table import TieredSnapshot, TieredTable
 
 # --- barriers -------------------------------------------------------------------------------------------------------
 
 
-@mutant("no alignment", STATE + "|" + COUNT, first=4)
-def _no_alignment() -> Iterable[Any]:
-    yield patch.object(Alignment, "is_held", lambda self, source: False)
-    yield patch.object(Alignment, "take", lambda self, source: None)
+mutant(
+    "no alignment", WRONG, patch.object(Alignment, "is_held", lambda self, source: False),
+    patch.object(Alignment, "take", lambda self, source: None), first=5,
+)  # fmt: skip
 
 
-@mutant("of several inputs the first alone is aligned", STATE + "|" + COUNT, "shuffles")
-def _first_input() -> Iterable[Any]:
-    def barrier(self: Alignment, source: Any, checkpoint: int, *, aligned: bool = False) -> bool:
-        self._delivered[source] = checkpoint
-        if checkpoint <= self.checkpoint_latest:
-            return False
-        self.checkpoint_latest = checkpoint
-        return True
-
-    yield patch.object(Alignment, "barrier", barrier)
-    yield patch.object(Alignment, "owing", lambda self, checkpoint: frozenset())
+@mutant("of several inputs the first alone is aligned", WRONG, shape="shuffles")
+@in_place_of(Alignment, "barrier", patch.object(Alignment, "owing", lambda self, checkpoint: frozenset()))
+def _first_input(real: Any, self: Alignment, source: Any, checkpoint: int, *, aligned: bool = False) -> Any:
+    self._delivered[source] = checkpoint
+    if checkpoint <= self.checkpoint_latest:
+        return False
+    self.checkpoint_latest = checkpoint
+    return True
 
 
-@mutant("the snapshot is taken after the next batch", STATE + "|" + COUNT)
-def _late_snapshot() -> Iterable[Any]:
-    real = Subtask._snapshot
-
-    def snapshot(self: Subtask, frame: BarrierFrame, captures: Any) -> Iterator[bool]:
-        for source in self.sources:
-            if not source.triggers:
-                batch = source.reader.poll(5, 0.0)
-                if batch:
-                    source.push(source._decoder.decode(batch))
-        return real(self, frame, captures)
-
-    yield patch.object(Subtask, "_snapshot", snapshot)
+@mutant("the snapshot is taken after the next batch", WRONG)
+@in_place_of(Subtask, "_snapshot")
+def _late_snapshot(real: Any, self: Subtask, frame: BarrierFrame, captures: Any) -> Any:
+    for source in self.sources:
+        if not source.triggers:
+            batch = source.reader.poll(5, 0.0)
+            if batch:
+                source.push(source._decoder.decode(batch))
+    return real(self, frame, captures)
 
 
-@mutant("a barrier overtakes the frame before it", STATE + "|" + COUNT, first=5)
+@mutant("a barrier overtakes the frame before it", WRONG, first=5)
 def _overtaking() -> Iterable[Any]:
-    def send_barrier(self: LocalChannel, barrier: BarrierFrame) -> None:
+    def in_memory(real: Any, self: LocalChannel, barrier: BarrierFrame) -> None:
         frames = self._arrivals.frames
         frames.insert(max(0, len(frames) - 1), barrier)
 
-    real = SocketChannel.send_barrier
-
-    def over_socket(self: SocketChannel, barrier: BarrierFrame) -> None:
+    def over_socket(real: Any, self: SocketChannel, barrier: BarrierFrame) -> None:
         last = self._outbox.pop() if len(self._outbox) > 1 else None
         real(self, barrier)
         if last is not None:
             self._outbox.append(last)
 
-    yield patch.object(LocalChannel, "send_barrier", send_barrier)
-    yield patch.object(SocketChannel, "send_barrier", over_socket)
+    yield replaced(LocalChannel, "send_barrier", in_memory)
+    yield replaced(SocketChannel, "send_barrier", over_socket)
 
 
-@mutant("a channel drops the frame before a barrier", STATE + "|" + COUNT, first=4)
-def _dropped_frame() -> Iterable[Any]:
-    real = SocketChannel.send_barrier
-
-    def over_socket(self: SocketChannel, barrier: BarrierFrame) -> None:
-        if len(self._outbox) > 1:
-            self._outbox_bytes -= len(self._outbox.pop())
-        real(self, barrier)
-
-    yield patch.object(SocketChannel, "send_barrier", over_socket)
+@mutant("a channel drops the frame before a barrier", WRONG, first=7)
+@in_place_of(SocketChannel, "send_barrier")
+def _dropped_frame(real: Any, self: SocketChannel, barrier: BarrierFrame) -> None:
+    if len(self._outbox) > 1:
+        self._outbox_bytes -= len(self._outbox.pop())
+    real(self, barrier)
 
 
-@mutant("the rest of a frame is forgotten", STATE + "|" + COUNT, first=13)
-def _forgotten_rest() -> Iterable[Any]:
-    real = ChannelInput.next
-
-    def following(self: ChannelInput, room: int, **options: Any) -> Any:
-        self.slices.rest = None
-        return real(self, room, **options)
-
-    yield patch.object(ChannelInput, "next", following)
+@mutant("the rest of a frame is forgotten", WRONG, first=13)
+@in_place_of(ChannelInput, "next")
+def _forgotten_rest(real: Any, self: ChannelInput, room: int, **options: Any) -> Any:
+    self.slices.rest = None
+    return real(self, room, **options)
 
 
 @mutant("a source reads on after its final barrier", OPEN, luck="stops")
-def _reads_on() -> Iterable[Any]:
-    real = SourceInput.next
-
-    def following(self: SourceInput, room: int, **options: Any) -> Any:
-        item = real(self, room, **options)
-        self.stopped = False
-        return item
-
-    yield patch.object(SourceInput, "next", following)
+@in_place_of(SourceInput, "next")
+def _reads_on(real: Any, self: SourceInput, room: int, **options: Any) -> Any:
+    item = real(self, room, **options)
+    self.stopped = False
+    return item
 
 
 # --- sources --------------------------------------------------------------------------------------------------------
 
 
-@mutant("Sn is noted before the last batch", STATE + "|" + COUNT)
-def _early_offsets() -> Iterable[Any]:
-    real = SourceInput.next
-
-    def following(self: SourceInput, room: int, **options: Any) -> Any:
-        reader: Any = self.reader
-        before = dict(reader.offsets)
-        if not self.triggers:
-            self._before = before  # type: ignore[attr-defined]  # that is the defect
-            return real(self, room, **options)
-        now, reader.offsets = reader.offsets, dict(getattr(self, "_before", before))
-        try:
-            return real(self, room, **options)
-        finally:
-            reader.offsets = now
-
-    yield patch.object(SourceInput, "next", following)
+@mutant("Sn is noted before the last batch", WRONG, first=2)
+@in_place_of(SourceInput, "next")
+def _early_offsets(real: Any, self: SourceInput, room: int, **options: Any) -> Any:
+    reader: Any = self.reader
+    before = dict(reader.offsets)
+    if not self.triggers:
+        self._before = before  # type: ignore[attr-defined]  # that is the defect
+        return real(self, room, **options)
+    now, reader.offsets = reader.offsets, dict(getattr(self, "_before", before))
+    try:
+        return real(self, room, **options)
+    finally:
+        reader.offsets = now
 
 
-@mutant("an added partition is read from behind its first record", STATE + "|" + COUNT, first=41)
-def _late_partition() -> Iterable[Any]:
-    real = KafkaReader.add
-
-    def add(self: KafkaReader, partition: int, offset: int) -> None:
-        real(self, partition, offset + 1)
-
-    yield patch.object(KafkaReader, "add", add)
+@mutant("an added partition is read from behind its first record", WRONG, first=41)
+@in_place_of(KafkaReader, "add")
+def _late_partition(real: Any, self: KafkaReader, partition: int, offset: int) -> None:
+    real(self, partition, offset + 1)
 
 
-@mutant("a restored partition is read from its beginning", STATE + "|" + COUNT + "|goes back")
-def _from_the_beginning() -> Iterable[Any]:
-    real = KafkaReader.open
-
-    def opened(self: KafkaReader) -> None:
-        self.offsets.update(dict.fromkeys(self.offsets, 0))
-        real(self)
-
-    yield patch.object(KafkaReader, "open", opened)
+@mutant("a restored partition is read from its beginning", WRONG + "|goes back")
+@in_place_of(KafkaReader, "open")
+def _from_the_beginning(real: Any, self: KafkaReader) -> None:
+    self.offsets.update(dict.fromkeys(self.offsets, 0))
+    real(self)
 
 
-@mutant("offsets count what was fetched", STATE + "|" + COUNT)
-def _fetched_offsets() -> Iterable[Any]:
-    real = KafkaReader.poll
-
-    def poll(self: KafkaReader, records_max: int, timeout_s: float) -> Any:
-        return real(self, records_max + 1, timeout_s)[:records_max]
-
-    yield patch.object(KafkaReader, "poll", poll)
+@mutant("offsets count what was fetched", WRONG)
+@in_place_of(KafkaReader, "poll")
+def _fetched_offsets(real: Any, self: KafkaReader, records_max: int, timeout_s: float) -> Any:
+    return real(self, records_max + 1, timeout_s)[:records_max]
 
 
-@mutant("every worker reads every partition", STATE + "|" + COUNT)
-def _shared_partitions() -> Iterable[Any]:
-    yield patch.object(building, "share_of", lambda offsets, parallelism, subtask: dict(offsets))
+mutant(
+    "every worker reads every partition", WRONG,
+    patch.object(building, "share_of", lambda offsets, parallelism, subtask: dict(offsets)), first=1,
+)  # fmt: skip
 
 
 # --- state ----------------------------------------------------------------------------------------------------------
 
 
 @mutant("increments are relative to the checkpoint before, completed or not", STATE, luck="carried")
-def _wrong_base() -> Iterable[Any]:
-    real = KeyedTable.freeze
-
-    def freeze(self: Any, checkpoint: int, base: int, *, whole: bool) -> Snapshot:
-        self._intervals = []
-        return real(self, checkpoint, base, whole=whole)
-
-    yield patch.object(KeyedTable, "freeze", freeze)
+@in_place_of(KeyedTable, "freeze")
+def _wrong_base(real: Any, self: Any, checkpoint: int, base: int, *, whole: bool) -> Any:
+    self._intervals = []
+    return real(self, checkpoint, base, whole=whole)
 
 
 @mutant("a deleted key is not written", STATE, first=4)
-def _undeleted() -> Iterable[Any]:
-    real = Interval._delete
-
-    def delete(self: Any, keys: Any, deleted: Any) -> None:
-        real(self, keys, defaultdict(list))
-
-    yield patch.object(Interval, "_delete", delete)
+@in_place_of(Interval, "_delete")
+def _undeleted(real: Any, self: Any, keys: Any, deleted: Any) -> None:
+    real(self, keys, defaultdict(list))
 
 
 @mutant("a state that is changed in place is not cloned for the snapshot", STATE)
-def _uncloned() -> Iterable[Any]:
-    def keep(self: Any, keys: Any) -> None:
-        self._interval.before.update(zip(keys, map(self._states.get, keys), strict=True))
-
-    yield patch.object(KeyedTable, "_keep", keep)
+@in_place_of(KeyedTable, "_keep")
+def _uncloned(real: Any, self: Any, keys: Any) -> None:
+    self._interval.before.update(zip(keys, map(self._states.get, keys), strict=True))
 
 
-@mutant("two parts of a state have one key", r"is not where it is referred to|" + LEFT + "|" + TOMBSTONED, first=2)
-def _one_key() -> Iterable[Any]:
-    yield patch.object(BlockNames, "_next", lambda self: 1)
-    yield unchecked(storage, "A block is written once")
-    yield unchecked(decision_log, "A block that a manifest names")
+mutant(
+    "two parts of a state have one key", r"is not where it is referred to|" + LEFT + "|" + TOMBSTONED,
+    patch.object(BlockNames, "_next", lambda self: 1), unchecked(storage, "A block is written once"),
+    unchecked(decision_log, "A block that a manifest names"), first=88,
+)  # fmt: skip
 
 
 # --- sinks ----------------------------------------------------------------------------------------------------------
 
 
 class _Flushed:
-    """A flush after which nothing is outstanding."""
-
     def done(self) -> bool:
         return True
 
@@ -235,171 +203,160 @@ class _Flushed:
         return 0
 
 
-@mutant("an id is used again before its checkpoint is finalized", RETAKEN, first=2)
-def _early_ids() -> Iterable[Any]:
-    real = TransactionPool.precommitted
-
-    def precommitted(self: TransactionPool, transactional_id: str, checkpoint: int) -> None:
-        real(self, transactional_id, checkpoint)
-        self.finalized(checkpoint)
-
-    yield patch.object(TransactionPool, "precommitted", precommitted)
+@mutant("an id is used again before its checkpoint is finalized", RETAKEN, first=5)
+@in_place_of(TransactionPool, "precommitted")
+def _early_ids(real: Any, self: TransactionPool, transactional_id: str, checkpoint: int) -> None:
+    real(self, transactional_id, checkpoint)
+    self.finalized(checkpoint)
 
 
-@mutant("the next transaction is produced before the flush", DISORDER)
-def _unordered_transactions() -> Iterable[Any]:
-    def activate(self: KafkaWriter) -> bool:
-        if self._current is None and self._ready:
-            self._current = self._ready.popleft()
-            self.pool.move(self._current.transactional_id, SlotState.WRITING)
-            self._current.opened_ms = self.clock.monotonic_ms()
-        return self._current is not None
-
-    yield patch.object(KafkaWriter, "_activate", activate)
+@mutant("the next transaction is produced before the flush", DISORDER, first=21)
+@in_place_of(KafkaWriter, "_activate")
+def _unordered_transactions(real: Any, self: KafkaWriter) -> Any:
+    if self._current is None and self._ready:
+        self._current = self._ready.popleft()
+        self.pool.move(self._current.transactional_id, SlotState.WRITING)
+        self._current.opened_ms = self.clock.monotonic_ms()
+    return self._current is not None
 
 
-@mutant("a flush that does not wait, and counts what was sent", COUNT, first=6)
-def _early_flush() -> Iterable[Any]:
-    real = KafkaWriter._drain
-
-    def drain(self: KafkaWriter, wait_s: float) -> bool:
-        transaction, flushing = self._draining, self._flushing
-        if transaction is not None and flushing is not None and flushing.result():
-            transaction.records -= flushing.result()
-            self._flushing = _Flushed()
-        return real(self, wait_s)
-
-    yield patch.object(KafkaWriter, "_drain", drain)
+@mutant("a flush that does not wait, and counts what was sent", COUNT, first=12)
+@in_place_of(KafkaWriter, "_drain")
+def _early_flush(real: Any, self: KafkaWriter, wait_s: float) -> Any:
+    transaction, flushing = self._draining, self._flushing
+    if transaction is not None and flushing is not None and flushing.result():
+        transaction.records -= flushing.result()
+        self._flushing = _Flushed()
+    return real(self, wait_s)
 
 
-@mutant("a barrier does not wait for the backlog", COUNT, first=6)
-def _early_barrier() -> Iterable[Any]:
-    def barrier(self: KafkaWriter, checkpoint: int) -> None:
-        self._cut(checkpoint)
-
-    yield patch.object(KafkaWriter, "barrier", barrier)
+@mutant("a barrier does not wait for the backlog", COUNT, first=11)
+@in_place_of(KafkaWriter, "barrier")
+def _early_barrier(real: Any, self: KafkaWriter, checkpoint: int) -> None:
+    self._cut(checkpoint)
 
 
-@mutant("a full queue lets a batch begin anew", COUNT, first=7)
-def _begin_anew() -> Iterable[Any]:
-    def produce(self: KafkaWriter, outputs: Any) -> bool:
-        assert self._current is not None
-        keys = repeat(None) if outputs.keys is None else outputs.keys
-        for value, key in zip(outputs.values, keys):  # noqa: B905 - keys may be endless
-            try:
-                self._current.producer.produce(self.topic, value, key)
-            except BufferError:
-                return False
-            self._current.records += 1
-        outputs.done = len(outputs.values)
-        return True
-
-    yield patch.object(KafkaWriter, "_produce", produce)
+@mutant("a full queue lets a batch begin anew", COUNT, first=18)
+@in_place_of(KafkaWriter, "_produce")
+def _begin_anew(real: Any, self: KafkaWriter, outputs: Any) -> Any:
+    assert self._current is not None
+    keys = repeat(None) if outputs.keys is None else outputs.keys
+    for value, key in zip(outputs.values, keys):  # noqa: B905 - keys may be endless
+        try:
+            self._current.producer.produce(self.topic, value, key)
+        except BufferError:
+            return False
+        self._current.records += 1
+    outputs.done = len(outputs.values)
+    return True
 
 
 @mutant("an acknowledgement does not wait for the flush", COUNT)
-def _unflushed() -> Iterable[Any]:
-    real = KafkaWriter.take_flushed
-
-    def take(self: KafkaWriter, checkpoint: int) -> FlushedInterval:
-        return real(self, checkpoint) or FlushedInterval()
-
-    yield patch.object(KafkaWriter, "take_flushed", take)
+@in_place_of(KafkaWriter, "take_flushed")
+def _unflushed(real: Any, self: KafkaWriter, checkpoint: int) -> Any:
+    return real(self, checkpoint) or FlushedInterval()
 
 
-@mutant("a delivery that failed is ignored", COUNT, luck="deliveries", first=1)
-def _ignored_failure() -> Iterable[Any]:
-    real = KafkaWriter._drain
-
-    def drain(self: KafkaWriter, wait_s: float) -> bool:
-        if self._draining is not None and self._flushing is not None and self._flushing.done():
-            self._draining.records -= self._flushing.result()
-            self._flushing = _Flushed()
-        return real(self, wait_s)
-
-    yield patch.object(KafkaWriter, "_failed", lambda self, reason: None)
-    yield patch.object(KafkaWriter, "_drain", drain)
+@mutant("a delivery that failed is ignored", COUNT, luck="deliveries", first=2)
+@in_place_of(KafkaWriter, "_drain", patch.object(KafkaWriter, "_failed", lambda self, reason: None))
+def _ignored_failure(real: Any, self: KafkaWriter, wait_s: float) -> Any:
+    if self._draining is not None and self._flushing is not None and self._flushing.done():
+        self._draining.records -= self._flushing.result()
+        self._flushing = _Flushed()
+    return real(self, wait_s)
 
 
-@mutant("a producer writes before its id is granted", STUCK, first=1)
+@mutant("a producer writes before its id is granted", STUCK, first=112)
 def _ungranted() -> Iterable[Any]:
-    real = KafkaWriter._prepare
-
-    def prepare(self: KafkaWriter) -> None:
+    def prepare(real: Any, self: KafkaWriter) -> None:
         real(self)
         for name, transaction in list(self._waiting.items()):
             del self._waiting[name]
             self.pool.move(name, SlotState.READY)
             self._ready.append(transaction)
 
-    def granted(self: KafkaWriter, transactional_id: str, producer_id: int, epoch: int) -> None:
+    def granted(real: Any, self: KafkaWriter, transactional_id: str, producer_id: int, epoch: int) -> None:
         for each in (*self._ready, *filter(None, (self._current, self._draining))):
             if each.transactional_id == transactional_id:
                 each.producer_id, each.epoch = producer_id, epoch
 
-    yield patch.object(KafkaWriter, "_prepare", prepare)
-    yield patch.object(KafkaWriter, "granted", granted)
+    yield replaced(KafkaWriter, "_prepare", prepare)
+    yield replaced(KafkaWriter, "granted", granted)
 
 
 # --- order logs -----------------------------------------------------------------------------------------------------
 
 
-@mutant("the order log lacks a batch", DISORDER + "|" + TWICE, "sinks", luck="replays", first=14)
+@mutant("the order log lacks a batch", REPEATED, shape="sinks", luck="replays", first=14)
 def _lost_batch() -> Iterable[Any]:
-    real = OrderRuns.note
     calls = count(1)
 
-    def note(self: OrderRuns, name: str, partition: int, records: int) -> None:
+    def note(real: Any, self: OrderRuns, name: str, partition: int, records: int) -> None:
         if next(calls) % 2:
             real(self, name, partition, records)
 
-    yield patch.object(OrderRuns, "note", note)
+    yield replaced(OrderRuns, "note", note)
     yield unfitting()
 
 
-@mutant(
-    "the order log tells how much was taken, not in which order",
-    DISORDER + "|" + TWICE,
-    "sinks",
-    luck="replays",
-    first=14,
-)
-def _sorted_log() -> Iterable[Any]:
-    real = OrderRuns.cut
-
-    def cut(self: OrderRuns, *, exact: bool = True) -> tuple[bytes, ...]:
-        pairs = sorted(zip(self.runs[::2], self.runs[1::2], strict=True))
-        self.runs = [each for pair in pairs for each in pair]
-        return real(self, exact=exact)
-
-    yield patch.object(OrderRuns, "cut", cut)
-    yield unfitting()
+@mutant("the order log tells how much was taken, not in which order", REPEATED, shape="sinks", luck="replays", first=14)
+@in_place_of(OrderRuns, "cut", unfitting())
+def _sorted_log(real: Any, self: OrderRuns, *, exact: bool = True) -> Any:
+    pairs = sorted(zip(self.runs[::2], self.runs[1::2], strict=True))
+    self.runs = [each for pair in pairs for each in pair]
+    return real(self, exact=exact)
 
 
 # --- replay repair --------------------------------------------------------------------------------------------------
 
 
-@mutant("a replay does not restore the checkpoint before", DISORDER + "|" + TWICE, "chain", luck="replays", first=2)
-def _replay_from_nothing() -> Iterable[Any]:
-    real = wiring.table_of
-
-    def table_of(*arguments: Any, backend: Any) -> Any:
-        node, graph, parallelism, subtask, manifest, reader = arguments
-        without = msgspec.structs.replace(manifest, operators=())
-        return real(node, graph, parallelism, subtask, without, reader, backend=backend)
-
-    yield patch.object(wiring, "table_of", table_of)
+@mutant("a replay does not restore the checkpoint before", REPEATED, shape="chain", luck="replays", first=5)
+@in_place_of(wiring, "table_of")
+def _replay_from_nothing(real: Any, *arguments: Any, **options: Any) -> Any:
+    node, graph, parallelism, subtask, manifest, reader = arguments
+    without = msgspec.structs.replace(manifest, operators=())
+    return real(node, graph, parallelism, subtask, without, reader, **options)
 
 
 @mutant(
-    "a replay takes its inputs by time, not along the order logs",
-    DISORDER + "|" + TWICE,
-    "sinks",
-    luck="replays",
-    first=14,
+    "a replay takes its inputs by time, not along the order logs", REPEATED, shape="sinks", luck="replays", first=14
 )
-def _replay_by_time() -> Iterable[Any]:
-    def take_along(lanes: Any, logs: Any, order: Any, left: Any = None) -> None:
-        ordering.take_by_time(lanes, order, ordering.BatchTime())
+@in_place_of(ordering, "take_along")
+def _replay_by_time(real: Any, lanes: Any, logs: Any, order: Any, left: Any = None) -> None:
+    ordering.take_by_time(lanes, order, ordering.BatchTime())
 
-    yield patch.object(ordering, "take_along", take_along)
+
+# --- local files ------------------------------------------------------------------------------------------------------
+
+
+mutant(
+    "a key group that was not read is taken for empty", WRONG + "|" + DISORDER,
+    patch.object(TieredTable, "_read", lambda self, groups: self._shelf.unread.difference_update([*groups])),
+    luck="local files", first=2,
+)  # fmt: skip
+
+
+@mutant("a snapshot leaves out what was not read", WRONG + "|" + DISORDER, luck="local files", first=5)
+@in_place_of(TieredSnapshot, "__init__")
+def _left_out(
+    real: Any, self: Any, intervals: Any, base: Chain, chains: Any, of: TieredTable[Any], *, whole: bool
+) -> None:
+    read = mask_of(set(of._shelf.groups) - of._shelf.unread)
+    real(self, intervals, Chain.of(base.blocks, read), chains, of, whole=whole)
+
+
+mutant(
+    "files of any checkpoint are taken", WRONG + "|" + DISORDER,
+    patch.object(files, "_name", lambda digest: "saved-state"), patch.object(Marker, "same", lambda self, other: True),
+    shape="union", luck="local files", first=3,
+)  # fmt: skip
+mutant(
+    "changes that outgrew memory are in no increment", WRONG + "|" + DISORDER,
+    patch.object(LocalStore, "changes", lambda self, *_: iter(())), luck="local files", first=11,
+)  # fmt: skip
+
+
+@mutant("what leaves memory is forgotten", WRONG + "|" + DISORDER, luck="local files")
+@in_place_of(LocalStore, "write")
+def _forgotten(real: Any, self: LocalStore, entries: Any, interval: Any) -> None:
+    real(self, [(group, key, b"" if interval is None else packed) for group, key, packed in entries], interval)

@@ -47,13 +47,10 @@ Named = tuple[str, int, int]
 
 
 def named(committable: Committable) -> Named:
-    """The transaction that the committable stands for."""
     return committable.transactional_id, committable.producer_id, committable.epoch
 
 
 class Oracle:
-    """See the module."""
-
     readers_of = Readers
 
     def __init__(
@@ -121,18 +118,15 @@ class Oracle:
         return self.broker.log_of(topic, partition).end_offset if self.broker.topic_id(topic) else 0
 
     def _catch_up(self) -> None:
-        """Markers that are due by now are there before a store is judged."""
         with suppress(NoAnswer):
             self.broker.list_transactions("")
 
     def keep_outside(self, outside: Outside) -> None:
-        """Blocks lie there, and not in the topic."""
         self._outside, self._left = outside, Left(outside)
 
     # --- requests -----------------------------------------------------------------------------------------------
 
     def before_init(self, transactional_id: str | None) -> None:
-        """An id is not used again before the checkpoint that used it is finalized."""
         reserved = {name for name, _, _ in self.binding.values()} | set(self.binding)
         demand(transactional_id not in reserved, f"{transactional_id} is used again before its checkpoint is finalized")
 
@@ -153,7 +147,6 @@ class Oracle:
             demand(state is None or state.state != "Ongoing", f"{transactional_id} is aborted though it is decided")
 
     def initialized(self, transactional_id: str | None) -> None:
-        """A producer has been made, be it a zombie's."""
         self.fenced.discard(transactional_id)
         self._initialized[transactional_id] += 1
 
@@ -271,12 +264,10 @@ class Oracle:
         self.ever_named.update(self.binding.values())
 
     def _judge_records(self, checkpoint: int, sink: str, records: int, owed_before: int) -> None:
-        """Whether the manifest has as many *records* of *sink* as it should."""
         wanted = self._owed[sink] - owed_before
         demand(records == wanted, f"sink {sink} of checkpoint {checkpoint} has {records} records, not {wanted}")
 
     def _advance(self, manifest: Manifest) -> None:
-        """Count the records between the last Sn and this one."""
         n = manifest.checkpoint
         offsets = {(each.source, each.partition): each.offset for each in manifest.offsets}
         for source, each in self.inputs.items():
@@ -299,7 +290,6 @@ class Oracle:
                 self._owed[step.id] += len(ways[step.id])
 
     def _state(self, manifest: Manifest, operator: OperatorSnapshot) -> None:
-        """What the blocks of the manifest say of *operator* can be read, and is as it should be."""
         step = next(each for each in self.topology.steps if each.id == operator.operator)
         n, tally = manifest.checkpoint, step.kind == "tally"
         try:
@@ -314,7 +304,6 @@ class Oracle:
         self._judge_state(n, step.id, found)
 
     def _judge_state(self, checkpoint: int, step: str, found: dict[bytes, int]) -> None:
-        """Whether what was *found* is what the records before Sn make of it."""
         arrived = self._arrived[step]
         wanted = {canonical_key(key): count % CYCLE for key, count in arrived.items() if count % CYCLE}
         demand(found == wanted, f"the state of {step} at checkpoint {checkpoint} is not that of the input before Sn")
@@ -333,7 +322,6 @@ class Oracle:
         return set()
 
     def _blocks_on_their_way(self, manifest: Manifest) -> set[BlockRef]:
-        """What its channel logs name, and what these list."""
         named = {ref for log in manifest.channel_logs for ref in log.blocks}
         return named.union(*(self._listed(log) for log in manifest.channel_logs if log.indexed))
 
@@ -342,7 +330,6 @@ class Oracle:
         return [ref for each in log.blocks for ref in listed_in(self._body(each))]
 
     def _body(self, ref: BlockRef) -> bytes:
-        """What the block holds, which must be where the reference says."""
         if self._outside is not None:
             return self._outside.body(ref)
         if ref not in self._bodies:
@@ -377,14 +364,12 @@ class Oracle:
             demand(not left, what)
 
     def file_removed(self, key: str) -> None:
-        """A block outside of the topic is gone."""
         self._catch_up()
         for checkpoint, refs in self._stands_on.items():
             named = any(ref.key == key for ref in refs)
             demand(not named, f"checkpoint {checkpoint} stands on block {key}, which is removed")
 
     def live_blocks(self) -> set[str]:
-        """The keys of all blocks without a tombstone that counts."""
         self.read_blocks()
         return set(self._live)
 
@@ -400,7 +385,6 @@ class Oracle:
         self.unfinalized, self.binding = None, {}
 
     def _committed(self, name: str, producer_id: int, epoch: int) -> bool:
-        """Whether the transaction is committed, though its markers may be missing yet."""
         committables = [c for m in self.manifests.values() for c in m.committables] + self._stand_ins
         committable = next(each for each in committables if named(each) == (name, producer_id, epoch))
         state = self.broker.describe_transactions([name])[name]
@@ -433,7 +417,6 @@ class Oracle:
             self.ledgers.look(self._store.contents)
 
     def may_be_deleted(self) -> None:
-        """All that there is was condemned: nothing that is decided needs it, and no savepoint is part of it."""
         self.look()
         demand(self.savepoints.condemned, "only what is condemned is deleted")
         pending = self.unfinalized.checkpoint if self.unfinalized is not None else None
@@ -443,7 +426,6 @@ class Oracle:
         self.all_visible()
 
     def all_visible(self) -> None:
-        """Everything decided can be read."""
         self.look()
         stores = [] if self.ledgers.put_back else self.topology.stores
         for sink in (*self.sinks, *stores):
@@ -454,7 +436,6 @@ class Oracle:
         demand(there, f"{sink} shows {self.readers.seen[sink]} of {self._owed[sink]} decided records")
 
     def close(self) -> None:
-        """At the end of everything: all of the input is counted and visible, nothing is open, readers are not held."""
         everything = {
             (source, p): len(records)
             for source, each in self.inputs.items()
@@ -467,7 +448,6 @@ class Oracle:
             self.readers.alike()
 
     def nothing_left(self) -> None:
-        """Whatever was read, of it everything is finalized, visible and closed."""
         demand(self.unfinalized is None, "the last checkpoint is finalized")
         self.all_visible()
         self.nothing_open()
@@ -485,5 +465,4 @@ class Oracle:
 
 
 def text_of(key: str | bytes) -> str:
-    """A key of the checkpoint topic."""
     return key if isinstance(key, str) else key.decode()

@@ -56,7 +56,6 @@ class Outside:
     # --- as whoever asks sees it
 
     def _asked(self, what: str, answer: Callable[[], R]) -> R:
-        """Perhaps it is not carried out; or it is, and nobody learns of it."""
         world, now_ms = self.world, self.world.clock.monotonic_ms()
         if world.chaos and world.rng.random() < AWAY_CHANCE:
             self._away_until_ms = now_ms + world.rng.choice((20, 200, 1_500))
@@ -88,13 +87,11 @@ class Outside:
         self._asked("a removal", lambda: self._go(several))
 
     def remove_folder(self) -> bool:
-        """There are no folders."""
         return False
 
     # --- as it is
 
     def come(self, name: str, content: bytes) -> None:
-        """The file is there."""
         key, now_ms = _key(name), self.world.clock.monotonic_ms()
         if key not in self.contents and self.world.chaos and self.world.rng.random() < UNLISTED_CHANCE:
             self.unlisted[key] = now_ms + self.world.rng.randint(1, 400)
@@ -116,7 +113,6 @@ class Outside:
     # --- for coordinators and workers
 
     def until_answered(self, asked: Callable[[], R]) -> Steps:
-        """Asked until there is an answer."""
         while True:
             yield None
             try:
@@ -125,14 +121,12 @@ class Outside:
                 yield self.world.clock.monotonic_ms() + PAUSE_MS
 
     def block(self, ref: BlockRef) -> Block:
-        """One block; `DamagedBlock` if it is not there."""
         value = self.get(str(name_of(ref)))
         if value is None:
             raise DamagedBlock(f"block {ref.key} is gone", ref)
         return verified_value(ref, value, ref.key)
 
     def scanned(self, ends: tuple[int, ...]) -> Steps:
-        """What a listing shows."""
         found = yield from self.until_answered(lambda: list(self.files()))
         refs = (reference(each.name, each.size) for each in found)
         return Scanned(tuple(ref for ref in refs if ref is not None), (0,) * len(ends))
@@ -150,7 +144,6 @@ class Outside:
         self.world.spawn(coordinator, steps())
 
     def writer(self, process: Process) -> SimulatedFileBlocks:
-        """Of one process."""
         made = SimulatedFileBlocks(process, self)
         process.producers.append(made)
         return made
@@ -158,7 +151,6 @@ class Outside:
     # --- for the oracle
 
     def body(self, ref: BlockRef) -> bytes:
-        """What the block holds, which must be there."""
         value = self.contents.get(ref.key)
         demand(value is not None, f"block {ref.key} is referred to, and is not there")
         assert value is not None
@@ -184,7 +176,6 @@ class SimulatedFileBlocks(FileBlocks):
 
     @property
     def queued(self) -> int:
-        """As of a producer."""
         return self.pending
 
     def _hand_over(self, put: Any) -> None:

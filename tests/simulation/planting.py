@@ -14,6 +14,7 @@ STATE = r"the state of \w+ at checkpoint \d+ is not that of the input before Sn"
 COUNT = r"sink \w+ of checkpoint \d+ has \d+ records, not \d+"
 DISORDER = r"comes out of order in|comes instead of|stems from another record in|and .* in another sink"
 TWICE = r"is visible twice in"
+TWICE_ON_ITS_WAY = r"is twice on its way to"
 LEFT = r"leaves .* behind, which nothing refers to"
 SWEPT = r"writes though it was swept"
 OPEN = r"is left |have been open for longer|are held back"
@@ -24,12 +25,15 @@ UNCOMMITTED = r"is finalized though it is not committed"
 UNNAMED = r"is committed though no durable record names it"
 RETAKEN = r"is used again before its checkpoint is finalized"
 
-Patches = Callable[[], Iterable[Any]]
+WRONG = f"{STATE}|{COUNT}"
+LOST_OR_TWICE = f"{WRONG}|{TWICE_ON_ITS_WAY}"
+REPEATED = f"{DISORDER}|{TWICE}"
+
+Patch = AbstractContextManager[Any]
+Patches = Callable[[], Iterable[Patch]]
 
 
 class Mutant(NamedTuple):
-    """A defect: what plants it, the oracle's message, and where it shows."""
-
     patches: Patches
     expected: str
     """A pattern, found in the message."""
@@ -41,33 +45,47 @@ class Mutant(NamedTuple):
     """The seed from which it is looked for: those before are known not to show it."""
 
 
-class Table(dict[str, Mutant]):
-    """Mutants by name."""
-
-    def mutant(
-        self, name: str, expected: str, shape: str | None = None, *, luck: str | None = None, first: int = 0
-    ) -> Callable[[Patches], None]:
-        """Enter a mutant, as a decorator of what plants it."""
-
-        def enter(patches: Patches) -> None:
-            self[name] = Mutant(patches, expected, shape, luck, first)
-
-        return enter
+MUTANTS: dict[str, Mutant] = {}
+"""By name."""
 
 
-def unchecked(module: Any, rule: str) -> AbstractContextManager[Any]:
+def mutant(name: str, expected: str, *patches: Patch, **where: Any) -> Callable[[Patches], None]:
+    """Enter a mutant that *patches* plant; without them this decorates what gives them."""
+
+    def enter(planting: Patches) -> None:
+        MUTANTS[name] = Mutant(planting, expected, **where)
+
+    if patches:
+        enter(lambda: patches)
+    return enter
+
+
+def in_place_of(owner: Any, name: str, *more: Patch) -> Callable[[Callable[..., Any]], Patches]:
+    """Plant the decorated function in place of *owner*'s *name*, which it gets as its first argument."""
+
+    def planting(defect: Callable[..., Any]) -> Patches:
+        return lambda: (replaced(owner, name, defect), *more)
+
+    return planting
+
+
+def replaced(owner: Any, name: str, defect: Callable[..., Any]) -> Patch:
+    real = getattr(owner, name)
+    return patch.object(owner, name, lambda *given, **named: defect(real, *given, **named))
+
+
+def unchecked(module: Any, rule: str) -> Patch:
     """Within this *module* does not check *rule*, which would notice the defect before the oracle does."""
     return patch.object(module, "require", lambda holds, what: require(holds or what.startswith(rule), what))
 
 
-def unfitting() -> AbstractContextManager[Any]:
+def unfitting() -> Patch:
     """Within this a replay takes by time what an order log that does not fit leaves over, and does not say so."""
-    real = ordering.take_along
 
-    def take_along(lanes: Any, logs: Any, order: Any, left: Any = None) -> None:
+    def take_along(real: Any, lanes: Any, logs: Any, order: Any, left: Any = None) -> None:
         try:
             real(lanes, logs, order, left)
         except Halt:
             ordering.take_by_time(lanes, order, ordering.BatchTime())
 
-    return patch.object(ordering, "take_along", take_along)
+    return replaced(ordering, "take_along", take_along)

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 
 from clients import PIPE_BYTES, Awaited, Pipe, Produced, SimulatedClients, Steps
 from outside import SimulatedFileBlocks
-from scale import Scale
+from topologies import Topology
 from watched import Asserted
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.worker import Worker
+from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, is_fatal
+from exactlyonce.pipeline.graph import LogicalGraph
 
 if TYPE_CHECKING:
     from coordinator import SimulatedCoordinator
@@ -29,9 +31,18 @@ IDLE_MS = 60
 """A loop with nothing to do comes round so often; it is woken when there is."""
 
 
-class Attempt:
-    """What the workers of one attempt have in common."""
+class Scale:
+    def __init__(self, topology: Topology, graph: LogicalGraph, parallelism: int) -> None:
+        self.parallelism = parallelism
+        self.plan = plan(graph, parallelism)
+        every = range(parallelism)
+        self.subtasks = {(each.name, i) for each in self.plan.tasks for i in every}
+        self.source_subtasks = {(each.name, i) for each in self.plan.tasks if each.sources for i in every}
+        self.sink_subtasks = {(sink, i) for sink in topology.sinks for i in every}
+        """Of the sinks that write in transactions."""
 
+
+class Attempt:
     def __init__(
         self, scale: Scale, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]
     ) -> None:
@@ -40,7 +51,6 @@ class Attempt:
         self.pipes: dict[tuple[int, str], Pipe] = {}
 
     def connect(self, world: World, processes: list[Process]) -> None:
-        """Lay the channels between *processes*."""
         size = world.rng.choice(PIPE_BYTES)
         for edge, i, j in self.scale.plan.channels():
             if i != j:
@@ -51,8 +61,6 @@ class Attempt:
 
 
 class Control:
-    """The worker's end of its control channel."""
-
     def __init__(self, process: Process) -> None:
         self.process = process
         self.closed = False
@@ -77,8 +85,6 @@ class Control:
 
 
 class Process:
-    """Worker *index* of an attempt."""
-
     def __init__(self, world: World, coordinator: SimulatedCoordinator, attempt: Attempt, index: int) -> None:
         self.world, self.coordinator, self.attempt, self.index = world, coordinator, attempt, index
         self.alive, self.paused_until_ms = True, 0
@@ -123,7 +129,6 @@ class Process:
         self.is_gone = True
 
     def execute(self, job: Steps) -> None:
-        """Run *job* on the thread that makes producers, after those before it."""
         self._jobs.append(job)
         if not self._executing:
             self._executing = True
@@ -135,18 +140,15 @@ class Process:
         self._executing = False
 
     def wake(self) -> None:
-        """There is something for the loop."""
         self._asleep.wake_ms = 0
 
     # --- what its coordinator says ------------------------------------------------------------------------------
 
     def tell(self, message: msg.ToWorker) -> None:
-        """A message over the control channel."""
         self.control.inbox.append(message)
         self.wake()
 
     def fail(self, reason: str, error: ExactlyOnceError | None = None) -> None:
-        """Last words."""
         self.coordinator.hear(self, "failed", f"worker {self.index}: {reason}", error)
         self.kill()
 

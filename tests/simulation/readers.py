@@ -50,14 +50,11 @@ def _walk(topology: Topology, ways: dict[str, list[str]], origin: str, offset: i
 
 
 class Ways:
-    """By which ways each input record comes to each step."""
-
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._known: dict[tuple[str, int, str], dict[str, list[str]]] = {}
 
     def of(self, origin: str, offset: int, begin: str = "") -> dict[str, list[str]]:
-        """See `ways_of`."""
         place = (origin, offset % PERIOD, begin)
         if place not in self._known:
             self._known[place] = ways_of(self._topology, *place)
@@ -106,7 +103,6 @@ class Readers:
         """By count and record, its totals: the same in every sink."""
 
     def read(self, sink: str, value: bytes) -> None:
-        """A record is visible in *sink*."""
         event = _decode(value)
         place, offset = (event.source, event.partition), event.offset
         if place not in self._decided or offset >= len(self._inputs[event.source].partitions[event.partition]):
@@ -118,7 +114,6 @@ class Readers:
         self.judge(sink, event)
 
     def judge(self, sink: str, event: Event) -> None:
-        """Whether *event*, which comes to *sink*, may be visible there now: once, after its manifest, in order."""
         place, offset = (event.source, event.partition), event.offset
         name = (*place, offset, event.way)
         if offset >= self._decided[place]:
@@ -136,7 +131,6 @@ class Readers:
         self.seen[sink] += 1
 
     def _judge_totals(self, sink: str, count: Step, event: Event, name: tuple[str, int, int, str]) -> None:
-        """Whether *count*, right before *sink*, may have given *event*, which is called *name*, its totals."""
         given = self._given.setdefault((count.id, *name), event.totals)
         if event.totals != given:
             raise Broken(f"{_it(event)} has {event.totals} in {sink}, and {given} in another sink")
@@ -151,7 +145,6 @@ class Readers:
             raise Broken(f"update {number} of {key} stems from another record in {sink}")
 
     def alike(self) -> None:
-        """Sinks of one stream show the same records."""
         shown: dict[tuple[str, ...], tuple[str, set[tuple[str, int, int, str]]]] = {}
         for sink, inputs in self._inputs_of.items():
             other, there = shown.setdefault(inputs, (sink, self._shown[sink]))

@@ -36,7 +36,6 @@ _PURE = tuple(
 
 @contextmanager
 def remembered() -> Iterator[None]:
-    """Within this they are asked once."""
     with ExitStack() as stack:
         for owner, name, real, remembering in _PURE:
             if vars(owner)[name] is real:

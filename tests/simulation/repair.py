@@ -45,7 +45,6 @@ Ranges = dict[tuple[str, int], list[Message]]
 
 
 def copied(coordinator: SimulatedCoordinator, lost: Committable, name: str) -> Steps:
-    """The same records, as they are in the log."""
     found: dict[tuple[str, int], Records] = {}
     for each in lost.written:
         place = (each.topic, each.partition)
@@ -61,7 +60,6 @@ def copied(coordinator: SimulatedCoordinator, lost: Committable, name: str) -> S
 
 
 def replayed(coordinator: SimulatedCoordinator, manifest: Manifest, lost: Committable, name: str) -> Steps:
-    """The same records, computed again."""
     world, base = coordinator.world, coordinator.log.history.manifests[manifest.previous]
     ranges = yield from _ranges(world, base, manifest)
     logs = yield from _logs(coordinator, manifest)
@@ -138,8 +136,6 @@ class _Range:
 
 @dataclass
 class _Collected:
-    """The writer of a sink: keeps what it is given."""
-
     records: Records
 
     def write(self, outputs: Outputs) -> None:
@@ -149,8 +145,6 @@ class _Collected:
 
 @dataclass
 class Replay:
-    """One interval, computed again, a stage after the other."""
-
     plan: Plan
     base: Manifest
     ranges: Ranges
@@ -166,7 +160,6 @@ class Replay:
     """What was on its way at the base, to the subtask that is made."""
 
     def run(self) -> None:
-        """All subtasks of all tasks."""
         for task in self.plan.tasks:
             for subtask in range(self.plan.parallelism):
                 lanes = self._lanes(task, subtask)
@@ -178,7 +171,6 @@ class Replay:
                     ordering.take_by_time(lanes, order, ordering.BatchTime())
 
     def _lanes(self, task: Task, subtask: int) -> list[ordering.Lane]:
-        """The operators of the subtask, wired to each other, and the inputs that push into them."""
         lanes: list[ordering.Lane] = []
         graph, parallelism = self.plan.graph, self.plan.parallelism
         self._before = in_flight.restored(self.base, graph, subtask, parallelism, self.blocks)
@@ -202,7 +194,9 @@ class Replay:
             return ops.SinkOutput(node.id, _Collected(self.outputs[node.id, subtask]), encoder)
 
         def table(node: Node) -> Any:
-            return wiring.table_of(node, graph, parallelism, subtask, self.base, self.blocks, backend=HashMapBackend())
+            return wiring.table_of(
+                node, graph, parallelism, subtask, self.base, self.blocks, drops_fields=False, backend=HashMapBackend()
+            )
 
         return wiring.make_operator(node, Context(node.id, subtask, parallelism), table).operator
 
@@ -230,7 +224,6 @@ class Replay:
             yield ordering.ChannelLane(channel, None, codec, operators[node.id], _frames=iter(frames))
 
     def _sends(self, task: Task, subtask: int, operators: dict[str, Any]) -> None:
-        """What ends in a shuffle goes to the subtasks behind it."""
         for edge in self.plan.out_of(task):
             codec = BatchCodec(self.plan.graph.type_of(Input(edge.producer)))
 
@@ -248,7 +241,6 @@ def _ignored(batch: ops.Batch) -> None:
 def _produced(
     coordinator: SimulatedCoordinator, lost: Committable, name: str, found: dict[tuple[str, int], Records]
 ) -> Steps:
-    """A new transaction with the records that were *found* for each partition."""
     world = coordinator.world
     answer = yield from world.until_answered(
         "init_transactions", name, world.transaction_timeout_ms, again=(Error.CONCURRENT_TRANSACTIONS,)

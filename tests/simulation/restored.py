@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from clients import AT_ONCE_TRIES, Delivered, FetchedBlocks
+from clients import FetchedBlocks, at_once
+from confluent_kafka import Message
 from watched import demand
 
 from exactlyonce.checkpoint.decision_log import DecisionLog
@@ -23,7 +25,7 @@ from exactlyonce.engines.savepoints.fitting import Surroundings
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced
 from exactlyonce.state.errors import DamagedState
-from exactlyonce.testing.broker.interface import Error, NoAnswer
+from exactlyonce.testing.broker.interface import Error
 
 if TYPE_CHECKING:
     from clients import Steps
@@ -32,41 +34,28 @@ if TYPE_CHECKING:
 
 
 class _Producer:
-    """Sends each block as it comes; where the broker is away for long, the restore has failed."""
-
     def __init__(self, world: World) -> None:
         self._world = world
-        self._id = self._asked("init_transactions", None)
+        self._id = at_once(partial(world.ask, "init_transactions", None))
         self._sequences: dict[int, int] = {}
-
-    def _asked(self, *request: Any, **options: Any) -> Any:
-        for _ in range(AT_ONCE_TRIES):
-            try:
-                return self._world.ask(*request, **options)
-            except NoAnswer:
-                continue
-        raise BrokerUnavailable("the broker is away, and a savepoint is being restored")
 
     def produce(
         self, topic: str, value: bytes, key: str, partition: int, on_delivery: Callable[[Any, Any], None]
     ) -> None:
         sequence = self._sequences.get(partition, 0)
-        answer = self._asked(
-            "produce", None, self._id.producer_id, self._id.epoch, topic, partition, [(key, value)],
-            sequence=sequence, added=bool(sequence),
-        )  # fmt: skip
+        producer = None, self._id.producer_id, self._id.epoch
+        produce = partial(self._world.ask, "produce", *producer, topic, partition, [(key, value)])
+        answer = at_once(partial(produce, sequence=sequence, added=bool(sequence)))
         if answer.error is not Error.NONE:
             raise BrokerUnavailable(answer.error.name)
         self._sequences[partition] = sequence + 1
-        on_delivery(None, Delivered(partition, answer.first_offset))
+        on_delivery(None, Message(partition=partition, offset=answer.first_offset))
 
     def poll(self, timeout_s: float) -> None:
-        """Nothing waits."""
+        pass
 
 
 class _Storage:
-    """The blocks of the pipeline, as whoever restores has them."""
-
     def __init__(self, world: World) -> None:
         self._world = world
         self._blocks = FetchedBlocks()
@@ -109,7 +98,6 @@ def savepoint_to_restore(coordinator: SimulatedCoordinator, inputs: Any) -> Step
 
 
 def judge_behind_the_fence(coordinator: SimulatedCoordinator, found: Restoring) -> None:
-    """Whether it may be restored still."""
     try:
         found.judge(coordinator.log.history)
     except ConfigError as error:
@@ -117,7 +105,6 @@ def judge_behind_the_fence(coordinator: SimulatedCoordinator, found: Restoring) 
 
 
 def restored(coordinator: SimulatedCoordinator, found: Restoring, checkpoint: int) -> Restored:
-    """It is written anew."""
     world = coordinator.world
     try:
         made = found.write(checkpoint, coordinator.log.incarnation.incarnation)

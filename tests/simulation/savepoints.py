@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 class Savepoints:
-    """Those of the pipeline, as people know them."""
-
     def __init__(self, body: Callable[[BlockRef], bytes], *, incremental: bool) -> None:
         self._body, self._incremental = body, incremental
         self.asked: dict[str, bool] = {}
@@ -47,7 +45,6 @@ class Savepoints:
         self._count = 0
 
     def ask(self, *, stop: bool) -> None:
-        """Somebody asks, until there is an answer."""
         self._count += 1
         self.asked[f"request-{self._count}"] = stop
 
@@ -62,12 +59,10 @@ class Savepoints:
             late.add(checkpoint)
 
     def restarted(self, incarnation: int) -> None:
-        """A coordinator has replaced its workers."""
         if late := self._under_way.pop(incarnation, None):
             self._came_to_nothing[incarnation] = max(late)
 
     def decided(self, manifest: Manifest) -> None:
-        """*manifest* is durable."""
         self._under_way[manifest.incarnation].discard(manifest.checkpoint)
         if not manifest.is_savepoint:
             self._came_to_nothing.pop(manifest.incarnation, None)
@@ -99,15 +94,12 @@ class Savepoints:
                 self._finalized_since[savepoint] += 1
 
     def deleted(self, savepoint: int, incarnation: int) -> None:
-        """A coordinator has taken up that *savepoint* is wanted no more."""
         self._deleted[savepoint] = incarnation
 
     def dropped(self, checkpoint: int) -> None:
-        """The manifest of *checkpoint* is tombstoned."""
         demand(checkpoint not in self.kept, f"savepoint {checkpoint} is dropped though nobody has deleted it")
         self._retained.discard(checkpoint)
 
     @property
     def to_delete(self) -> list[int]:
-        """Those that somebody may delete."""
         return sorted(self.kept)

@@ -49,20 +49,16 @@ KINDS: list[tuple[str | None, str | None]] = [
 
 
 def kind(seed: int, shape: str | None, luck: str | None) -> tuple[str | None, str | None]:
-    """With which topology and luck *seed* is lived through."""
     return KINDS[seed % len(KINDS)] if luck == ANY else (shape, luck)
 
 
 class Outcome(NamedTuple):
-    """What came of some seeds."""
-
     seen: Counter[str]
     failures: list[str]
     cpu_s: float
 
 
 def lived(seeds: Iterable[int], shape: str | None, luck: str | None) -> Outcome:
-    """Live through all of them, whatever becomes of one."""
     seen: Counter[str] = Counter()
     failures: list[str] = []
     began_s = time.process_time()

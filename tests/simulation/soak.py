@@ -40,14 +40,11 @@ def seeds_of(chunk: int) -> tuple[range, str | None]:
 
 
 def live(chunk: int) -> Outcome:
-    """Live through a chunk."""
     seeds, luck = seeds_of(chunk)
     return lived(seeds, None, luck)
 
 
 class Soaks:
-    """What was lived through, by commit, in the folder of the documentation."""
-
     def __init__(self, docs: Path, commit: str) -> None:
         self._docs = docs
         file = docs / JSON
@@ -57,7 +54,6 @@ class Soaks:
         self.current = self.all[-1]
 
     def add(self, outcome: Outcome) -> None:
-        """The next chunk is done; what has not broken anything is clean."""
         self.current["chunks"] += 1
         self.current["broke"] += [each.rsplit("\n", 1)[-1].strip() for each in outcome.failures]
         (self._docs / JSON).write_text(json.dumps(self.all, indent=1) + "\n")
@@ -67,7 +63,6 @@ class Soaks:
 
 
 def lines(soaks: list[Soak]) -> Iterator[str]:
-    """A table with a line for each commit."""
     yield "| commit | seeds, as drawn | seeds, every tilt in turn | broke |"
     yield "| --- | --- | --- | --- |"
     for soak in soaks:

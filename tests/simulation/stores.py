@@ -86,8 +86,6 @@ class StoreAnswers:
 
 
 class Stores:
-    """The one store of a world, and the network before it: a `StoreServer`."""
-
     def __init__(self, world: World) -> None:
         self.world, self.rng, self.clock = world, world.rng, world.clock
         self.model = WatchedStore()
@@ -112,12 +110,10 @@ class Stores:
         """Grows whenever all connections break: what was under way is lost then."""
 
     def tilt(self, chances: Mapping[str, Any]) -> None:
-        """As the luck of the world has it."""
         for name, value in chances.items():
             setattr(self, name, value)
 
     def sink(self, name: str) -> MemorySink[Any]:
-        """The description of a sink that writes to it."""
         return MemorySink(name, self)
 
     # --- requests -----------------------------------------------------------------------------------------------
@@ -155,7 +151,6 @@ class Stores:
             self._carry_out(f"late {name}", request)
 
     def _carry_out(self, name: str, request: Callable[[], Any]) -> None:
-        """Nobody hears the answer."""
         try:
             answer = request()
         except (Fenced, ForeignLedger, LedgerBehind) as error:
@@ -164,7 +159,6 @@ class Stores:
         self.world.note(f"{name} is carried out: {answer}")
 
     def before_commit(self, coordinator: SimulatedCoordinator) -> None:
-        """All blocks are read, and the store is about to be asked."""
         if self.world.chaos and coordinator is self.world.coordinator and self.rng.random() < self.commit_chance:
             self.world.seen["at store-committing"] += 1
             self.rng.choice((self.world.faults.crash, self.world.faults.sleep))(coordinator)
@@ -172,7 +166,6 @@ class Stores:
     # --- what happens -------------------------------------------------------------------------------------------
 
     def before_step(self) -> None:
-        """Perhaps something happens to the store now."""
         world = self.world
         if not world.chaos or world.finished:
             return
@@ -192,13 +185,11 @@ class Stores:
         self._connected += 1
 
     def restore_while_down(self) -> None:
-        """The store is put back while nobody runs the pipeline."""
         if self._would_lose():
             self.world.faults.everybody_down(self.rng.randint(0, 3_000))
             self._restore()
 
     def restore_while_away(self) -> None:
-        """The store is away, and comes back as it was; the pipeline waits for it."""
         if self._would_lose():
             self.go_away()
             self._restore()
@@ -255,22 +246,18 @@ class Stores:
         world.seen["reset"] += 1
 
     def _forgotten(self) -> bool:
-        """Whether the broker knows no transaction of any sink: only then does a run begin anew by itself."""
         names = (each.transactional_id for each in self.world.broker.list_transactions("eo:p:"))
         return not any(TransactionalId.parse(name) for name in names)
 
     @property
     def harmed(self) -> bool:
-        """Whether it was done."""
         return self.model.ledgers.put_back or bool(self.model.ledgers.made_anew)
 
     @property
     def halts(self) -> bool:
-        """Whether every run must halt from now on."""
         return bool(self.model.ledgers.lacks or self.model.ledgers.made_anew)
 
     def explains(self, error: Exception | None) -> bool:
-        """Whether *error* is the halt that what was done to the store, or to the topic, must lead to."""
         if not isinstance(error, Halt):
             return False
         put_back = self.model.ledgers.put_back and RESTORED in str(error)
@@ -282,10 +269,8 @@ class Stores:
         return foreign and bool(self.world.seen["reset"])
 
     def ended_cleanly(self, coordinator: SimulatedCoordinator) -> None:
-        """Nobody who has begun since then does."""
         since = self.halts and self.world.coordinators.index(coordinator) >= self._coordinators_harmed
         demand(not since, f"{coordinator} goes on to a clean end though the store was put back, or the topic made anew")
 
     def close(self) -> None:
-        """At the end of everything."""
         demand(self.world.halted or not self.halts, "nobody has noticed that the store, or the topic, is another one")

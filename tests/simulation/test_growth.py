@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pytest
 from clients import TOPIC
 from coordinator import SimulatedCoordinator
 from oracle import Oracle
+from planting import Patches, in_place_of
 from world import FEED_STEPS, World
 
 from exactlyonce.checkpoint import decision_log, orphans
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.testing.broker.interface import Isolation
 
-INCARNATIONS = 225
 LIFE_STEPS_MAX = 500
 DOWN_MS = 1_000
 """Between two incarnations. An id that nobody renews is forgotten after sixty of them."""
 
 
 class Left(NamedTuple):
-    """What there is once an incarnation has died."""
-
     blocks: int
     decisions: int
     """Keys in the decision log."""
@@ -69,7 +66,6 @@ def died_early(seed: int, count: int) -> list[Left]:
 
 
 def left(world: World, coordinator: SimulatedCoordinator) -> Left:
-    """Counted on the broker, and in the incarnation that has just died."""
     log = world.broker.fetch(TOPIC, 0, 0, Isolation.READ_COMMITTED).records
     live = {record.key: record.value for record in log}
     history = coordinator.log.history
@@ -85,43 +81,37 @@ def left(world: World, coordinator: SimulatedCoordinator) -> Left:
 
 
 def grown(found: list[Left]) -> set[str]:
-    """What there was more of than there may be."""
     most = Left(*map(max, zip(*found, strict=True)))
     return {name for name, count, limit in zip(Left._fields, most, LIMITS, strict=True) if count > limit}
 
 
 @pytest.mark.slow
-def test_nothing_grows_over_hundreds_of_incarnations() -> None:
+@pytest.mark.exhaustive(but=["120"])
+@pytest.mark.parametrize("incarnations", [120, 225])
+def test_nothing_grows_over_hundreds_of_incarnations(incarnations: int) -> None:
     """Blocks, decisions, transactional ids and what the coordinator remembers stay below bounds that some ten
     incarnations reach: what is retained, what one incarnation leaves, the ids of a minute."""
-    found = died_early(SEED, INCARNATIONS)
-    print(f"after {INCARNATIONS} incarnations: {found[-1]}, at most {Left(*map(max, zip(*found, strict=True)))}")
+    found = died_early(SEED, incarnations)
+    print(f"after {incarnations} incarnations: {found[-1]}, at most {Left(*map(max, zip(*found, strict=True)))}")
     assert grown(found) == set()
 
 
-def _no_mark() -> Iterable[Any]:
-    real = DecisionLog.heartbeat
-    yield patch.object(DecisionLog, "heartbeat", lambda self, fenced_below=None: real(self))
-
-
-def _all_incarnations() -> Iterable[Any]:
-    yield patch.object(decision_log, "INCARNATIONS_KEPT", 1 << 30)
-
-
-def _no_scan() -> Iterable[Any]:
-    yield patch.object(orphans, "first_places", lambda history: (1 << 30,) * history.latest.block_partitions)
+FORGOTTEN: dict[str, Patches] = {
+    "transactional_ids": in_place_of(DecisionLog, "heartbeat")(lambda real, self, fenced_below=None: real(self)),
+    "decisions": lambda: [patch.object(decision_log, "INCARNATIONS_KEPT", 1 << 30)],
+    "blocks": lambda: [
+        patch.object(orphans, "first_places", lambda history: (1 << 30,) * history.latest.block_partitions)
+    ],
+}
+"""Ids are not fenced, incarnations are remembered permanently, nobody looks for orphans."""
 
 
 @pytest.mark.slow
-@pytest.mark.exhaustive(but=["_no_scan-blocks"])
-@pytest.mark.parametrize(
-    ("planted", "grows"), [(_no_mark, "transactional_ids"), (_all_incarnations, "decisions"), (_no_scan, "blocks")]
-)
-def test_growth_is_noticed(planted: Callable[[], Iterable[Any]], grows: str) -> None:
-    """Ids whose fencing is forgotten, incarnations that are remembered permanently, orphans that nobody looks for: each
-    grows out of its bound within two thirds of the incarnations."""
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("grows", FORGOTTEN)
+def test_growth_is_noticed(grows: str) -> None:
     with ExitStack() as stack:
-        for each in (*planted(), patch.object(Oracle, "_no_orphans")):
+        for each in (*FORGOTTEN[grows](), patch.object(Oracle, "_no_orphans")):
             stack.enter_context(each)
-        found = died_early(SEED, INCARNATIONS * 2 // 3)
+        found = died_early(SEED, 150)
     assert grows in grown(found)

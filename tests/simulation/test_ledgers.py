@@ -5,14 +5,11 @@ More seeds than here: `make simulate SEEDS=10000 SHAPE=stores`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-
 import pytest
-from luck import LUCK
+from luck import HARMS
 from simulate import main
 from topologies import ANY_STORE, STORE_SHAPES
-from world import simulate
+from world import lived
 
 FAULTS = {
     "store request lost", "store request answer lost", "store request late", "store away", "store under way",
@@ -22,72 +19,42 @@ FAULTS = {
 }  # fmt: skip
 """What is done to the job: what became of a request that nobody heard the answer to comes behind its name."""
 CONSEQUENCES = {
-    "applied",
-    "applied before",
-    "rows carried",
-    "held",
-    "held no more",
-    "finish",
-    "StoreUnavailable",
-    "Fenced",
+    "applied", "applied before", "rows carried", "held", "held no more", "finish", "StoreUnavailable", "Fenced",
     "clean end",
-}
+}  # fmt: skip
 """What the job had to do about it."""
-HARMS = ("restored while down", "restored while away", "topic made anew")
-"""Luck: what people do to the store or to the checkpoint topic."""
-
-
-def lived(seeds: range, luck: str | None = None) -> Iterator[Counter[str]]:
-    """What was met in each history."""
-    for seed in seeds:
-        yield simulate(seed, ANY_STORE, luck).seen
+RARE = {
+    "apply: Fenced", "apply: True", "at CommitStaged", "at store-committed", "held no more", "late apply: False",
+    "late apply: True", "rows carried", "store under way",
+}  # fmt: skip
+"""What fewer than three seeds of a dozen meet: were a request more or less sent, none might."""
+MET = FAULTS | CONSEQUENCES
+DRAWN = {f"topology {name}" for name in STORE_SHAPES}
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive(but=["sample"])
-@pytest.mark.parametrize("seeds", [pytest.param(20, id="sample"), pytest.param(400, id="hundreds")])
-def test_no_fault_breaks_an_invariant_of_stores(seeds: int) -> None:
-    """Through many histories a store shows each row once and none that is undecided, in the order of its subtask, and
-    in the end what Kafka shows; its ledger only grows; every kind of fault, of consequence and of topology is met."""
-    seen: Counter[str] = Counter()
-    for each in (
-        *lived(range(seeds)),
-        *lived(range(seeds * 3 // 4), "stores"),
-        *lived(range(9 + seeds // 20), "carried"),
-        *lived(range(3), "slow stores"),
-    ):
-        seen.update(each)
+@pytest.mark.parametrize(
+    ("seeds", "met"), [pytest.param(6, MET - RARE, id="sample"), pytest.param(400, MET | DRAWN, id="hundreds")]
+)
+def test_no_fault_breaks_an_invariant_of_stores(seeds: int, met: set[str]) -> None:
+    seen = lived(range(seeds), ANY_STORE) + lived(range(seeds * 3 // 4), ANY_STORE, "stores")
+    seen += lived(range(3 + seeds // 15), ANY_STORE, "carried")
+    seen += lived(range(2 + seeds // 400), ANY_STORE, "slow stores")
     print(f"{seeds} seeds: {dict(sorted(seen.items()))}")
-    drawn = {f"topology {name}" for name in STORE_SHAPES}
-    assert {each for each in FAULTS | CONSEQUENCES | drawn if not seen[each]} == set()
+    assert [each for each in sorted(met) if not seen[each]] == []
 
 
+@pytest.mark.exhaustive(but=[f"{luck}-3" for luck in HARMS])
+@pytest.mark.parametrize("seeds", [3, 20])
 @pytest.mark.parametrize("luck", HARMS)
-def test_every_run_halts_once_the_store_or_the_topic_is_another_one(luck: str) -> None:
-    """A store that is put back to an earlier state, while the pipeline is down or only while the store is away, and a
-    checkpoint topic that is made anew under an old ledger: nothing is written again or left out, the run halts."""
-    halted = sum(each["halt for a store"] for each in lived(range(20), luck))
-    assert halted >= 5
-
-
-def test_who_has_lived_on_through_a_reset_applies_nothing() -> None:
-    """Topic, target and ledger are emptied, and checkpoints and incarnations count from 1 again, while an older leader
-    sleeps right before it asks the store: what it asks then is refused, for the ledger is of another topic."""
-    assert sum(each["reset"] for each in lived(range(8), "reset")) >= 4
-
-
-@pytest.mark.exhaustive(but=[f"{shape}-0" for shape in STORE_SHAPES])
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("shape", STORE_SHAPES)
-def test_every_topology_with_a_store_comes_to_its_end(shape: str, seed: int) -> None:
-    """Whatever the seed draws beside it."""
-    simulate(seed, shape)
+def test_every_run_halts_once_the_store_or_the_topic_is_another_one(luck: str, seeds: int) -> None:
+    """After a reset, which empties topic, target and ledger, an older leader that sleeps before it asks is refused."""
+    assert lived(range(seeds), ANY_STORE, luck)["reset" if luck == "reset" else "halt for a store"] >= seeds / 5
 
 
 def test_one_command_soaks_stores(capsys: pytest.CaptureFixture[str]) -> None:
-    """A run over shapes with stores tells what became of what was sent to them."""
-    assert main(["--seeds", "3", "--shape", ANY_STORE, "--luck", "stores"]) == 0
+    assert main(["--seeds", "1", "--shape", ANY_STORE, "--luck", "stores"]) == 0
     shown = capsys.readouterr().out
     assert "topology store-" in shown
     assert "applied" in shown
-    assert set(HARMS) <= set(LUCK)

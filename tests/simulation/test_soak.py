@@ -11,7 +11,6 @@ from soak import BEGIN, CHUNK, END, FIRST, JSON, Soaks, seeds_of
 
 
 def test_a_soak_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
-    """Of the same commit it counts on; another one begins anew, and what is known of the older one stays."""
     page = tmp_path / "guarantees.md"
     page.write_text(f"before\n{BEGIN}\n{END}\nbehind\n")
     clean, broken = Outcome(Counter(), [], 1.0), Outcome(Counter(), ["trace\nseed 7: broke\n  replay: make"], 1.0)
@@ -30,7 +29,6 @@ def test_a_soak_goes_on_where_it_was_broken_off(tmp_path: Path) -> None:
 
 
 def test_chunks_share_no_history() -> None:
-    """No two of them have the same seed with the same luck, and none has a seed of the tests."""
     lived = [(seed, luck) for chunk in range(20) for seeds, luck in [seeds_of(chunk)] for seed in seeds]
     assert len(set(lived)) == len(lived) == 20 * CHUNK
     assert {luck for _, luck in lived} == {None, ANY}

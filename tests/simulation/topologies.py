@@ -29,8 +29,6 @@ MAX_PARALLELISM = 8
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A record anywhere in a pipeline."""
-
     source: str
     partition: int
     offset: int
@@ -44,8 +42,6 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Tally(msgspec.Struct):
-    """A state that is changed in place."""
-
     total: int
 
 
@@ -84,7 +80,6 @@ class Topology:
     simple: bool = False
 
     def of(self, *kinds: str) -> list[Step]:
-        """The steps of these kinds."""
         return [each for each in self.steps if each.kind in kinds]
 
     @property
@@ -102,17 +97,14 @@ class Topology:
 
     @property
     def sinks(self) -> list[str]:
-        """Those that write to Kafka."""
         return [each.id for each in self.of("sink")]
 
     @property
     def stores(self) -> list[str]:
-        """Those that write to a store."""
         return [each.id for each in self.of("store")]
 
 
 def topic_of(source: str) -> str:
-    """The topic that a source reads. A sink's has the name of the sink."""
     return f"topic-{source}"
 
 
@@ -198,12 +190,10 @@ def _key(name: str) -> Callable[[Event], str]:
 
 @lru_cache
 def graph_of(topology: Topology) -> LogicalGraph:
-    """The topology, which writes to no store, as a pipeline."""
     return built(topology, lambda id: None)
 
 
 def built(topology: Topology, stored: Callable[[str], Any]) -> LogicalGraph:
-    """The topology as a pipeline; *stored* describes a sink that writes to a store."""
     pipeline = Pipeline(PIPELINE, max_parallelism=MAX_PARALLELISM)
     streams: dict[str, Any] = {}
     for step in topology.steps:
@@ -245,220 +235,53 @@ def built(topology: Topology, stored: Callable[[str], Any]) -> LogicalGraph:
 # --- drawn ----------------------------------------------------------------------------------------------------------
 
 
-def chain(count: str = "count") -> Topology:
-    """source > count > sink."""
-    return Topology(
-        "chain", (Step("source", "in"), Step(count, "totals", ("in",)), Step("sink", "out", ("totals",))), simple=True
-    )
-
-
-def several_sinks(count: str) -> Topology:
-    """What is read, some of it, and two copies of what is counted."""
-    return Topology(
-        "sinks",
-        (
-            Step("source", "in"),
-            Step("sink", "seen", ("in",)),
-            Step("keep", "some", ("in",)),
-            Step("sink", "few", ("some",)),
-            Step(count, "totals", ("in",)),
-            Step("sink", "out", ("totals",)),
-            Step("sink", "copy", ("totals",), "second"),
-        ),
-    )
-
-
-def diamond(count: str) -> Topology:
-    """A stream parts and meets again."""
-    return Topology(
-        "diamond",
-        (
-            Step("source", "in"),
-            Step("branch", "left", ("in",)),
-            Step("keep", "some", ("in",)),
-            Step("twice", "right", ("some",)),
-            Step("union", "both", ("left", "right")),
-            Step(count, "totals", ("both",)),
-            Step("sink", "out", ("totals",)),
-        ),
-    )
-
-
-def union(count: str) -> Topology:
-    """Two sources, one count."""
-    return Topology(
-        "union",
-        (
-            Step("source", "in"),
-            Step("source", "more"),
-            Step("branch", "other", ("more",)),
-            Step("union", "both", ("in", "other")),
-            Step(count, "totals", ("both",)),
-            Step("sink", "out", ("totals",)),
-        ),
-    )
-
-
-def two_shuffles(count: str) -> Topology:
-    """Counted by one key, then by another."""
-    return Topology(
-        "shuffles",
-        (
-            Step("source", "in"),
-            Step("count", "inner", ("in",)),
-            Step("sink", "between", ("inner",)),
-            Step(count, "totals", ("inner",), "second"),
-            Step("sink", "out", ("totals",), "second"),
-        ),
-    )
-
-
-def side_outputs(count: str) -> Topology:
-    """A part goes its own way, uncounted, and another copy of it is counted."""
-    return Topology(
-        "sides",
-        (
-            Step("source", "in"),
-            Step("split", "parted", ("in",)),
-            Step("sink", "late", ("parted~",)),
-            Step(count, "totals", ("parted",)),
-            Step(count, "lates", ("parted~",), "second"),
-            Step("sink", "out", ("totals",)),
-            Step("sink", "counted", ("lates",), "second"),
-        ),
-    )
-
-
-def two_sources(count: str) -> Topology:
-    """Two sources with a count each, whose updates go to one sink."""
-    return Topology(
-        "sources",
-        (
-            Step("source", "in"),
-            Step("source", "more"),
-            Step(count, "totals", ("in",)),
-            Step("count", "others", ("more",), "second"),
-            Step("union", "both", ("totals", "others")),
-            Step("sink", "out", ("both",)),
-            Step("sink", "alone", ("others",), "second"),
-        ),
-    )
-
-
-COMPLEX = (several_sinks, diamond, union, two_shuffles, side_outputs, two_sources)
-SHAPES = {"chain": chain, "sinks": several_sinks, "diamond": diamond, "union": union, "shuffles": two_shuffles,
-          "sides": side_outputs, "sources": two_sources}  # fmt: skip
-
-
-def with_stores(topology: Topology, *stores: Step, without: tuple[str, ...] = ()) -> Topology:
-    """*topology* with sinks that write to a store, and without some of its own."""
-    kept = tuple(step for step in topology.steps if step.id not in without)
-    return Topology(f"store-{topology.name}", (*kept, *stores), topology.simple)
-
-
-def store_chain(count: str) -> Topology:
-    """What is counted goes to Kafka and to a store."""
-    return with_stores(chain(count), Step("store", "rows", ("totals",)))
-
-
-def store_alone(count: str) -> Topology:
-    """To stores only: what is read, and what is counted. There is no transaction of any sink."""
-    alone = with_stores(
-        chain(count), Step("store", "rows", ("totals",)), Step("store", "raw", ("in",)), without=("out",)
-    )
-    return Topology("store-alone", alone.steps, simple=True)
-
-
-def store_diamond(count: str) -> Topology:
-    """A stream parts, and meets again; both parts and the whole are stored."""
-    return with_stores(
-        diamond(count), Step("store", "rows", ("totals",)), Step("store", "lefts", ("left",)),
-        Step("store", "rights", ("right",)),
-    )  # fmt: skip
-
-
-def store_shuffles(count: str) -> Topology:
-    """Counted by one key, then by another; both go to Kafka and to a store."""
-    return with_stores(two_shuffles(count), Step("store", "inners", ("inner",)), Step("store", "rows", ("totals",)))
-
-
-def stateless(_: str) -> Topology:
-    """Maps, filters and flat maps alone."""
-    return Topology(
-        "stateless",
-        (
-            Step("source", "in"),
-            Step("branch", "mapped", ("in",)),
-            Step("keep", "some", ("mapped",)),
-            Step("twice", "doubled", ("some",)),
-            Step("sink", "out", ("doubled",)),
-        ),
-        simple=True,
-    )
-
-
-def cycle(count: str) -> Topology:
-    """What is counted comes round, up to three times."""
-    return Topology(
-        "cycle",
-        (
-            Step("source", "in"),
-            Step("loop", "back", ("around~",)),
-            Step("union", "both", ("in", "back")),
-            Step(count, "totals", ("both",)),
-            Step("sink", "every", ("totals",)),
-            Step("again", "around", ("totals",)),
-            Step("sink", "out", ("around",)),
-        ),
-    )
-
-
-def nested(count: str) -> Topology:
-    """A loop in a loop, with a count in each."""
-    return Topology(
-        "nested",
-        (
-            Step("source", "in"),
-            Step("loop", "outer", ("far~",)),
-            Step("union", "all", ("in", "outer")),
-            Step("count", "firsts", ("all",)),
-            Step("loop", "inner", ("near~",)),
-            Step("union", "both", ("firsts", "inner")),
-            Step(count, "totals", ("both",), "second"),
-            Step("again", "near", ("totals",)),
-            Step("again", "far", ("near",)),
-            Step("sink", "out", ("far",)),
-        ),
-    )
-
-
-def mutual(count: str) -> Topology:
-    """Two loops that feed each other."""
-    return Topology(
-        "mutual",
-        (
-            Step("source", "in"),
-            Step("source", "more"),
-            Step("loop", "left", ("right-again~",)),
-            Step("count", "firsts", ("in",), "second"),
-            Step("union", "lefts", ("firsts", "left")),
-            Step(count, "totals", ("lefts",)),
-            Step("again", "left-again", ("totals",)),
-            Step("sink", "out", ("left-again",)),
-            Step("loop", "right", ("left-again~",)),
-            Step("union", "rights", ("more", "right")),
-            Step("count", "others", ("rights",), "second"),
-            Step("again", "right-again", ("others",)),
-            Step("sink", "copy", ("right-again",), "second"),
-        ),
-    )
-
-
-STORE_SHAPES = {"store-chain": store_chain, "store-alone": store_alone, "store-diamond": store_diamond,
-                "store-shuffles": store_shuffles}  # fmt: skip
-LOOP_SHAPES = {"cycle": cycle, "nested": nested, "mutual": mutual}
-NAMED_SHAPES = {**STORE_SHAPES, "stateless": stateless, **LOOP_SHAPES}
+SHAPES = {
+    "chain": "in: source, totals: COUNT in, out: sink totals",
+    "sinks": """
+        in: source, seen: sink in, some: keep in, few: sink some,
+        totals: COUNT in, out: sink totals, copy: sink totals by second""",
+    "diamond": """
+        in: source, left: branch in, some: keep in, right: twice some, both: union left right,
+        totals: COUNT both, out: sink totals""",
+    "union": """
+        in: source, more: source, other: branch more, both: union in other, totals: COUNT both, out: sink totals""",
+    "shuffles": """
+        in: source, inner: count in, between: sink inner, totals: COUNT inner by second, out: sink totals by second""",
+    "sides": """
+        in: source, parted: split in, late: sink parted~, totals: COUNT parted, lates: COUNT parted~ by second,
+        out: sink totals, counted: sink lates by second""",
+    "sources": """
+        in: source, more: source, totals: COUNT in, others: count more by second, both: union totals others,
+        out: sink both, alone: sink others by second""",
+}
+"""Steps by name, each with its kind, its inputs and its key. COUNT is a count or a tally, as drawn."""
+COMPLEX = [*SHAPES][1:]
+STORE_SHAPES = {
+    "store-chain": f"{SHAPES['chain']}, rows: store totals",
+    "store-alone": "in: source, totals: COUNT in, rows: store totals, raw: store in",
+    "store-diamond": f"{SHAPES['diamond']}, rows: store totals, lefts: store left, rights: store right",
+    "store-shuffles": f"{SHAPES['shuffles']}, inners: store inner, rows: store totals",
+}
+"""With sinks that write to a store; "store-alone" has no transaction of any sink."""
+LOOP_SHAPES = {
+    "cycle": """
+        in: source, back: loop around~, both: union in back, totals: COUNT both, every: sink totals,
+        around: again totals, out: sink around""",
+    "nested": """
+        in: source, outer: loop far~, all: union in outer, firsts: count all, inner: loop near~,
+        both: union firsts inner, totals: COUNT both by second, near: again totals, far: again near, out: sink far""",
+    "mutual": """
+        in: source, more: source, left: loop right-again~, firsts: count in by second, lefts: union firsts left,
+        totals: COUNT lefts, left-again: again totals, out: sink left-again, right: loop left-again~,
+        rights: union more right, others: count rights by second, right-again: again others,
+        copy: sink right-again by second""",
+}
+"""What is counted comes round, up to three times: in a loop, in a loop in a loop, in two loops that feed each other."""
+STATELESS = "in: source, mapped: branch in, some: keep mapped, doubled: twice some, out: sink doubled"
+NAMED_SHAPES = {**STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES}
 """Reached by name only: what a seed draws without is what it always drew."""
+SIMPLE = {"chain", "store-chain", "store-alone", "stateless"}
+"""Those that have more input."""
 ANY_STORE = "stores"
 """The name of any of them, as drawn."""
 
@@ -476,14 +299,20 @@ def drawn(rng: random.Random, name: str | None = None) -> Topology:
     """Half of all are chains, which are cheap."""
     count = rng.choice(("count", "tally"))
     if name == ANY_STORE:
-        return rng.choice(list(STORE_SHAPES.values()))(count)
-    if name is not None:
-        return (SHAPES | NAMED_SHAPES)[name](count)
-    return chain(count) if rng.random() < 0.5 else rng.choice(COMPLEX)(count)
+        name = rng.choice([*STORE_SHAPES])
+    elif name is None:
+        name = "chain" if rng.random() < 0.5 else rng.choice(COMPLEX)
+    steps = (SHAPES | NAMED_SHAPES)[name].replace("COUNT", count).split(",")
+    return Topology(name, tuple(_step(*each.split(":")) for each in steps), name in SIMPLE)
+
+
+def _step(id: str, text: str) -> Step:
+    words, _, key = text.partition(" by ")
+    kind, *inputs = words.split()
+    return Step(kind, id.strip(), tuple(inputs), key or "first")
 
 
 def inputs_for(topology: Topology, rng: random.Random) -> dict[str, Input]:
-    """What its sources read."""
     keys = [f"k{i}" for i in range(rng.randint(2, 5))]
     most = 100 if topology.simple else 50
     found = {}

@@ -17,8 +17,6 @@ TOPIC = "p.checkpoints"
 
 
 class Broken(AssertionError):
-    """An invariant does not hold."""
-
     trace: tuple[str, ...] = ()
     """What had happened before."""
 
@@ -28,14 +26,11 @@ class Asserted(Broken):
 
 
 def demand(condition: object, what: str) -> None:
-    """Raise `Broken` unless *condition* holds."""
     if not condition:
         raise Broken(what)
 
 
 class WatchedBroker(BrokerModel):
-    """The broker model, and the oracle that watches what is done to it."""
-
     oracle: Oracle
     cleaned: set[tuple[str, int, int]]
     """Topic, partition and offset of the records that `clean_aborted` has removed."""
@@ -115,7 +110,6 @@ class WatchedBroker(BrokerModel):
         ]
 
     def has_forgotten(self) -> bool:
-        """Whether a partition shows a transaction as open whose transactional id has expired."""
         known = {each.producer_id for each in self._coordinator.transactions.values()}
         return any(log._open.keys() - known for topic in self._topics.values() for log in topic.logs)
 

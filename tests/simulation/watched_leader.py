@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class WatchedLeader(Leader):
-    """Of one incarnation."""
-
     def __init__(self, coordinator: SimulatedCoordinator, log: DecisionLog) -> None:
         self.world, self.coordinator = coordinator.world, coordinator
         world = coordinator.world

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import msgspec
-from at_least_once import OracleAtLeastOnce
 from bounds import bounds
 from clients import TOPIC, Owner, Steps
 from coordinator import ReadersHeld, SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
+from judges import OracleAtLeastOnce, OracleUnaligned
 from local_files import LocalState, fetching_seldom
 from luck import LUCK, NONE
 from oracle import Oracle
 from outside import Outside
-from processes import Attempt, Process
+from processes import Attempt, Process, Scale
 from remembered import remembered
-from scale import Scale
 from stores import Stores
 from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of
-from unaligned import OracleUnaligned
 from watched import Asserted, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.commits.of_transactions import TRIES_AGAIN
@@ -72,8 +70,6 @@ HALTS = (Halt, TopicError)
 
 
 class Thread:
-    """One thread of a coordinator or a worker."""
-
     __slots__ = ("owner", "steps", "wake_ms")
 
     def __init__(self, owner: Owner, steps: Steps) -> None:
@@ -81,8 +77,6 @@ class Thread:
 
 
 class World:
-    """Everything there is, for one seed."""
-
     def __init__(self, seed: int, shape: str | None = None, luck: str | None = None) -> None:
         """*shape* names the topology; None: it is drawn, too. *luck*: see there."""
         self.rng = random.Random(seed)
@@ -110,7 +104,6 @@ class World:
         self._topics()
 
     def _shape(self, name: str | None) -> None:
-        """The pipeline and its input."""
         rng = self.rng
         self.topology = drawn(rng, name)
         self.stores = Stores(self) if self.topology.stores else None
@@ -141,13 +134,11 @@ class World:
             self.oracle.keep_outside(self.outside)
 
     def scaled(self, parallelism: int) -> Scale:
-        """The pipeline with that many subtasks of each task."""
         if parallelism not in self._scales:
             self._scales[parallelism] = Scale(self.topology, self.graph, parallelism)
         return self._scales[parallelism]
 
     def _rescale(self) -> None:
-        """Perhaps it is run with more or fewer from now on."""
         chance = self.stores.rescale_chance if self.stores else self.luck.rescale_chance
         if (self.stores or chance) and self.rng.random() < chance:
             self.seen["rescaled"] += 1
@@ -197,28 +188,23 @@ class World:
 
     @property
     def store_timeout_ms(self) -> int:
-        """For how long a coordinator waits for a store that is away."""
         return self.stores.timeout_ms if self.stores else 0
 
     # --- for coordinators and workers ---------------------------------------------------------------------------
 
     @property
     def chaos(self) -> bool:
-        """Whether bad luck goes on."""
         return self.steps < CHAOS_STEPS
 
     def spawn(self, owner: Owner, steps: Steps) -> Thread:
-        """A new thread."""
         thread = Thread(owner, steps)
         self._threads.append(thread)
         return thread
 
     def note(self, text: str) -> None:
-        """One line of the trace."""
         self.trace.append(f"{self.clock.monotonic_ms():>7} {text}")
 
     def ask(self, operation: str, *arguments: Any, **options: Any) -> Any:
-        """One request over the network."""
         if operation == "init_transactions":
             self.oracle.before_init(arguments[0])
         self.faults.on_network(operation, arguments)
@@ -227,7 +213,6 @@ class World:
     def until_answered(
         self, operation: str, *arguments: Any, again: tuple[Error, ...] = (), **options: Any
     ) -> Generator[int | None, None, Any]:
-        """Asked until there is an answer, and none of *again*."""
         while True:
             yield None
             try:
@@ -244,7 +229,6 @@ class World:
         return self.clock.monotonic_ms() + (self.rng.choice((0, 50, 800)) if self.chaos else 5_000)
 
     def feed(self) -> None:
-        """Somebody writes to the input topics; partitions that are not there yet get their records once they are."""
         if not self.faults_allow_feeding:
             return
         goal = self.steps // self._steps_per_record + 1
@@ -263,11 +247,9 @@ class World:
 
     @property
     def faults_allow_feeding(self) -> bool:
-        """Whether the broker answers, and the topics are those that are fed."""
         return not hasattr(self, "faults") or (self.faults.broker_is_up and not self.faults.made_anew)
 
     def partitions_of(self, topic: str) -> int:
-        """How many it has by now."""
         found = self.broker._topics.get(topic)
         return len(found.logs) if found else 0
 
@@ -286,14 +268,12 @@ class World:
         manifest: Manifest,
         offsets: dict[str, dict[int, int]],
     ) -> list[Process]:
-        """The processes of an attempt, which read on at *offsets*."""
         attempt = Attempt(coordinator.scale, incarnation, number, manifest, offsets)
         processes = [Process(self, coordinator, attempt, i) for i in range(coordinator.scale.parallelism)]
         attempt.connect(self, processes)
         return processes
 
     def start_message(self, attempt: Attempt, index: int) -> msg.Start:
-        """What a worker is told first."""
         targets = {
             source: {p: len(each.partitions[p]) for p in attempt.offsets[source]}
             for source, each in self.inputs.items()
@@ -308,13 +288,11 @@ class World:
         )  # fmt: skip
 
     def share(self, added: dict[str, dict[int, int]], parallelism: int, index: int) -> dict[str, dict[int, int]]:
-        """What of it worker *index* of so many reads."""
         return {source: share_of(each, parallelism, index) for source, each in added.items()}
 
     # --- history ------------------------------------------------------------------------------------------------
 
     def next_coordinator(self, delay_ms: int) -> None:
-        """The newest coordinator is over, or no longer the newest."""
         self.coordinator, self._next_coordinator_ms = None, self.clock.monotonic_ms() + delay_ms
 
     def is_newest(self, coordinator: SimulatedCoordinator) -> bool:
@@ -322,7 +300,6 @@ class World:
         return coordinator is self.coordinator and coordinator.number == max(each.number for each in self.coordinators)
 
     def ended(self, coordinator: SimulatedCoordinator, end: End) -> None:
-        """A coordinator has ended by itself."""
         self.note(f"{coordinator} ends: {end.error!r}")
         coordinator.kill_workers()
         coordinator.alive = False
@@ -353,19 +330,16 @@ class World:
                 self._ended_cleanly(coordinator, end)
 
     def _condemned(self) -> None:
-        """Whoever comes next deletes all that there is."""
         if self.faults.broker_is_up:
             self.clock.advance(100)
             self.oracle.may_be_deleted()
         self._halt("condemned")
 
     def _halt(self, why: str) -> None:
-        """Only a person can help now."""
         self.seen[why] += 1
         self.halted = self.finished = True
 
     def _ended_cleanly(self, coordinator: SimulatedCoordinator, end: End) -> None:
-        """Everything decided is committed and nothing of this coordinator is open."""
         if coordinator.log.history.condemned:
             self._condemned()
         demand(end.manifest is not None and self.oracle.unfinalized is None, "a clean end leaves nothing unfinalized")
@@ -391,7 +365,6 @@ class World:
         self.finished = self.halted or (ends == goal and not rounds and not (self.stores and self.stores.halts))
 
     def run(self) -> None:
-        """Live through it; `Broken` if an invariant does not hold."""
         while not (self.finished and self._is_over()):
             self.steps += 1
             demand(self.steps < STEPS_MAX, ENDLESS)
@@ -478,8 +451,12 @@ def simulate(seed: int, shape: str | None = None, luck: str | None = None) -> Wo
     return world
 
 
+def lived(seeds: Iterable[int], shape: str | None = None, luck: str | None = None) -> Counter[str]:
+    """Live through the histories of *seeds*; how often what was seen in all of them."""
+    return sum((simulate(seed, shape, luck).seen for seed in seeds), Counter())
+
+
 def replay_command(seed: int, shape: str | None = None, luck: str | None = None) -> str:
-    """What to type to see the history of *seed* again."""
     return f"make simulate SEED={seed}" + (f" SHAPE={shape}" if shape else "") + (f" LUCK='{luck}'" if luck else "")
 
 

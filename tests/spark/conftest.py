@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from exactlyonce.pipeline import failpoints
+from exactlyonce.testing.cluster import KafkaCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,8 +62,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    for driver in ("psycopg", "pymysql", "redis", "pyarrow"):
-        pytest.importorskip(driver)
     from servers import Servers
 
     made = Servers(tmp_path_factory.mktemp("redis"))
@@ -77,8 +76,46 @@ def servers(_servers: Any) -> Any:
 
 
 @pytest.fixture
+def make_target(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> Callable[..., Any]:
+    """`make_target(store)`: a topic, a table, a stream or a folder to which nobody has written."""
+    from targets import Target, TopicTarget
+
+    def make(store: str, suffix: str = "") -> Target | TopicTarget:
+        name = topic_name + suffix
+        if store == "kafka":
+            return TopicTarget(kafka, name)
+        servers = None if store == "files" else request.getfixturevalue("servers")
+        return Target(store, kafka, servers, name, tmp_path)
+
+    return make
+
+
+@pytest.fixture
+def target(make_target: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
+    return make_target(getattr(request, "param", "postgres"))
+
+
+@pytest.fixture
+def world(target: Any) -> Iterator[Any]:
+    from worlds import World
+
+    made = World(target.kafka, target.name, target)
+    yield made
+    for driver in made.made:
+        driver.close()
+
+
+@pytest.fixture(scope="session")
+def mixed(kafka: KafkaCluster) -> str:
+    from reads import mixed_topic
+
+    return mixed_topic(kafka)
+
+
+@pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """`failing(name)` makes the next pass of that failpoint raise."""
     monkeypatch.setenv("EXACTLYONCE_FAILPOINTS_FIRED", str(tmp_path))
 
     def arm(name: str) -> None:

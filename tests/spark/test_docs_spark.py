@@ -29,7 +29,6 @@ def blocks(kind: str) -> list[str]:
 
 @pytest.fixture
 def kafka_of_the_page(own_broker: Callable[..., KafkaCluster]) -> KafkaCluster:
-    """With the topics of the page, which are nobody else's."""
     kafka = own_broker()
     for topic in ("orders", "order-totals", "large-orders"):
         kafka.create_topic(topic, partitions=2)
@@ -37,13 +36,11 @@ def kafka_of_the_page(own_broker: Callable[..., KafkaCluster]) -> KafkaCluster:
 
 
 def feed(kafka: KafkaCluster, first: int, last: int) -> None:
-    """Orders of seven customers, the number of which is their total."""
     orders = [{"id": n, "customer": f"customer {n % 7}", "total": n} for n in range(first, last)]
     kafka.produce("orders", [(str(order["customer"]), json.dumps(order)) for order in orders])
 
 
 def totals(kafka: KafkaCluster, topic: str) -> dict[str, int]:
-    """The greatest sum of each customer."""
     found: dict[str, int] = {}
     for record in kafka.read_committed(topic):
         total = json.loads(record.value or b"")
@@ -56,20 +53,21 @@ def commands() -> Iterator[list[str]]:
         yield from (shlex.split(line)[1:] for line in block.splitlines() if line.startswith("exactlyonce "))
 
 
+def run(kafka: KafkaCluster, folder: Path, *words: str) -> None:
+    line = [sys.executable, "-m", "exactlyonce.cli.main", *words]
+    environment = {**os.environ, "EXACTLYONCE_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
+    ended = subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_the_commands_run(kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
-    """Each command ends well and does what the page says: history, what came since, replay, audit, and new code."""
     kafka = kafka_of_the_page
     done: list[str] = []
     (tmp_path / "orders.py").write_text(blocks("python")[0])
-    environment = {**os.environ, "EXACTLYONCE_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
     for words in commands():
         if words[0] in ("backfill", "catch-up"):
             feed(kafka, 1000 * len(done), 1000 * len(done) + 1000)
-        ended = subprocess.run(
-            [sys.executable, "-m", "exactlyonce.cli.main", *words],
-            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr
+        run(kafka, tmp_path, *words)
         done.append(words[0])
     assert done == ["backfill", "catch-up", "replay", "replay", "audit", "backfill"]
     assert len(kafka.read_committed("order-totals")) == 2000
@@ -79,7 +77,6 @@ def test_the_commands_run(kafka_of_the_page: KafkaCluster, tmp_path: Path) -> No
 
 
 def test_the_functions_run(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path) -> None:
-    """The batch gives each customer's sum; the stream copies the large orders, those that came later too, once."""
     kafka, names = kafka_of_the_page, dict[str, Any](__name__="page")
     exec(compile(blocks("python")[1], "jobs.py", "exec", dont_inherit=True), names)
     feed(kafka, 0, 1000)
@@ -95,7 +92,6 @@ def test_the_functions_run(spark: Any, kafka_of_the_page: KafkaCluster, tmp_path
 def test_the_function_that_writes_to_a_store_runs(
     spark: Any, servers: Any, kafka_of_the_page: KafkaCluster, tmp_path: Path
 ) -> None:
-    """The table has the newest total of each customer, of both runs of the stream."""
     (tmp_path / "dsn").write_text(servers.addresses()["TOGETHER_POSTGRES"])
     servers.sql("postgres", "DROP TABLE IF EXISTS order_totals")
     servers.sql("postgres", "CREATE TABLE order_totals (customer text PRIMARY KEY, sum bigint)")
@@ -117,9 +113,6 @@ def test_the_function_that_reads_state_runs(spark: Any, kafka_of_the_page: Kafka
     exec(compile(blocks("python")[4], "jobs.py", "exec", dont_inherit=True), names)
     feed(kafka, 0, 1000)
     (tmp_path / "orders.py").write_text(blocks("python")[0])
-    line = [sys.executable, "-m", "exactlyonce.cli.main", "run", "orders:pipeline", "--until", "latest"]
-    environment = {**os.environ, "EXACTLYONCE_BOOTSTRAP_SERVERS": kafka.bootstrap_servers}
-    ended = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
-    assert ended.returncode == 0, ended.stderr
+    run(kafka, tmp_path, "run", "orders:pipeline", "--until", "latest")
     rows = names["kept"](spark, kafka.bootstrap_servers).collect()
     assert {row.key: row.value for row in rows} == {f"customer {n}": sum(range(n, 1000, 7)) for n in range(7)}

@@ -36,7 +36,6 @@ def make(name: str) -> Pipeline:
 
 @pytest.fixture
 def spark_home(tmp_path: Path) -> Path:
-    """PySpark's own Spark, in a folder where a cluster may leave its logs and the executors' folders."""
     home = tmp_path / "spark"
     home.mkdir()
     for path in Path(pyspark.__file__).parent.iterdir():
@@ -60,7 +59,6 @@ def archive(tmp_path: Path) -> Path:
 
 
 def pinned() -> Iterator[str]:
-    """What is installed here, so that pip finds it where it has got it from."""
     for each in distributions():
         if each.name != "exactlyonce":
             yield f"{each.name}=={each.version}\n"
@@ -74,7 +72,6 @@ def done(*command: str, folder: Path) -> None:
 def backfill(
     kafka: Any, name: str, spark_home: Path, executors: int, *settings: str
 ) -> subprocess.CompletedProcess[str]:
-    """`exactlyonce backfill` on a cluster of this machine, over 1,000 records."""
     folder = spark_home.parent
     (folder / "sums.py").write_text(PIPELINE)
     kafka.create_topic(f"{name}-numbers", partitions=2)
@@ -92,7 +89,6 @@ def backfill(
 
 
 def test_executors_get_a_packed_environment(kafka: Any, topic_name: str, spark_home: Path, archive: Path) -> None:
-    """With the archive, executors that have nothing of ours compute each sum once, and leave nothing staged."""
     python = "spark.pyspark.python=./environment/bin/python"
     ended = backfill(kafka, topic_name, spark_home, 2, f"spark.archives={archive}#environment", python)
     assert ended.returncode == 0, ended.stderr
@@ -104,7 +100,6 @@ def test_executors_get_a_packed_environment(kafka: Any, topic_name: str, spark_h
 
 
 def test_executors_without_it_are_told_what_to_do(kafka: Any, topic_name: str, spark_home: Path) -> None:
-    """Without the archive the command ends with what is missing and the settings to give, and without a traceback."""
     python = f"spark.pyspark.python={BASE_PYTHON}"
     ended = backfill(kafka, topic_name, spark_home, 1, python, "spark.task.maxFailures=1")
     assert ended.returncode == 2, ended.stderr

@@ -1,37 +1,40 @@
-"""The options of a read. No session is needed."""
+"""The options of a read of records and of a read of state, and how ranges are cut. No session is needed."""
 
 from __future__ import annotations
 
 import pickle
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
+from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
+from exactlyonce.engines.spark.source.ranges import Range, shares, split
 from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options
+from exactlyonce.engines.spark.source.state_options import KEY_TYPES, OPTIONS, is_of_state, parse_state_options
 from exactlyonce.pipeline.errors import ConfigError
 
 GIVEN = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "orders"}
+STATE = {"state": "order-totals", "operator": "totals", "kafka.bootstrap.servers": "127.0.0.1:9092"}
+URL = {"state": "file:///backups/order-totals-1-00", "operator": "totals"}
 CANARY = "canary-90ab"
+SECURITY = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.username": "ann"}
+SIZES = st.lists(st.integers(0, 10_000) | st.integers(0, 3), max_size=8)
 
 
 def test_defaults() -> None:
-    """A batch reads all that there is, a stream what comes; lost data is an error."""
     batch, stream = (parse_read_options(GIVEN, streaming=streaming) for streaming in (False, True))
-    assert (batch.start, stream.start, batch.end) == (
-        Bound("startingOffsets", -2),
-        Bound("startingOffsets", -1),
-        Bound("endingOffsets", -1),
-    )
-    assert (batch.topics, batch.fail_on_data_loss, batch.include_headers, batch.partitions_min) == (
-        ("orders",),
-        True,
-        False,
-        1,
-    )
+    assert (batch.start, stream.start) == (Bound("startingOffsets", -2), Bound("startingOffsets", -1))
+    assert batch.end == Bound("endingOffsets", -1)
+    assert (batch.topics, batch.fail_on_data_loss) == (("orders",), True)
+    assert (batch.include_headers, batch.partitions_min) == (False, 1)
 
 
 def test_everything() -> None:
-    """All options are understood, whatever the case of their names, and topics are separated by commas."""
     found = parse_read_options(
         {
             "KAFKA.bootstrap.servers": "a:1,b:2",
@@ -56,10 +59,7 @@ def test_everything() -> None:
 WRONG = [
     ({"kafka.bootstrap.servers": None}, "kafka.bootstrap.servers is not set"),
     ({"subscribe": " , "}, "subscribe is not set"),
-    (
-        {"subscribePattern": "o.*"},
-        "no option 'subscribepattern'.* Options are: subscribe, startingOffsets, .*kafka.NAME",
-    ),
+    ({"subscribePattern": "o.*"}, "no option 'subscribepattern'.* Options are: subscribe, .*kafka.NAME"),
     ({"startingOffsets": "first"}, "startingOffsets is 'first'.* Write earliest, latest or JSON"),
     ({"startingOffsets": '{"orders": {"zero": 1}}'}, "startingOffsets is .*cannot be read"),
     ({"startingOffsets": '{"orders": {"0": -3}}'}, "offsets are -2 "),
@@ -78,28 +78,112 @@ WRONG = [
 
 @pytest.mark.parametrize(("change", "message"), WRONG)
 def test_what_is_wrong(change: dict[str, Any], message: str) -> None:
-    """Each mistake is told with what to write instead."""
     options = {name: value for name, value in {**GIVEN, **change}.items() if value is not None}
     with pytest.raises(ConfigError, match=message):
         parse_read_options(options, streaming=False)
 
 
 def test_a_stream_has_no_end() -> None:
-    """Ends are for batches: a stream refuses them."""
-    with pytest.raises(
-        ConfigError, match=r"endingOffsets is not for streams, which have no end: it is for spark\.read"
-    ):
+    with pytest.raises(ConfigError, match=r"endingOffsets is not for streams, which have no end"):
         parse_read_options({**GIVEN, "endingOffsets": "latest"}, streaming=True)
 
 
 def test_references_travel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret that was looked up for a client is not in what goes to the tasks; the reference is."""
     monkeypatch.setenv("KAFKA_PASSWORD", CANARY)
-    security = {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "ann"}
-    given = {**GIVEN, "kafka.sasl.password": "env:KAFKA_PASSWORD", **{f"kafka.{k}": v for k, v in security.items()}}
-    found = parse_read_options(given, streaming=False)
+    options = {**GIVEN, **SECURITY, "kafka.sasl.password": "env:KAFKA_PASSWORD"}
+    found = parse_read_options(options, streaming=False)
     assert found.client().confluent()["sasl.password"] == CANARY
     travelling = pickle.dumps(found)
     assert CANARY.encode() not in travelling
     assert b"env:KAFKA_PASSWORD" in travelling
     assert "KAFKA_PASSWORD" not in repr(found)
+
+
+def test_all_options_of_state() -> None:
+    options = {
+        **STATE, "CHECKPOINT": "41", "keytype": "str, int", "Types": "orders:make", "params": '{"name": "v2"}',
+        "json": "TRUE", "minpartitions": "4", "key": "ann",
+    }  # fmt: skip
+    found = parse_state_options(options)
+    assert is_of_state(options)
+    assert not is_of_state({"subscribe": "orders"})
+    assert (found.pipeline, found.url, found.operator, found.checkpoint) == ("order-totals", "", "totals", 41)
+    assert (found.key, found.key_schema, found.partitions_min) == ("ann", {"tuple": ["str", "int"]}, 4)
+    assert (found.types, found.params, found.in_json) == ("orders:make", {"name": "v2"}, True)
+    plain = parse_state_options(URL)
+    assert (plain.pipeline, plain.url, plain.checkpoint, plain.key_schema) == ("", URL["state"], None, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({**STATE, "operators": "totals"}, "There is no option 'operators' for a read of state. Options are: state, "),
+        ({"state": "order-totals"}, "kafka.bootstrap.servers is not set"),
+        ({**STATE, "state": "orders:pipeline"}, "state: the name of a pipeline, .*the option types names the module"),
+        ({**STATE, "state": ""}, "state: the name of a pipeline"),
+        ({**STATE, "checkpoint": "newest"}, "checkpoint is 'newest': write a whole number"),
+        ({**STATE, "keyType": "string"}, "'string' is no type of a key. Write one of bool, bytes, "),
+        ({**STATE, "params": "{}"}, "params is for a function that types names"),
+        ({**STATE, "types": "a:b", "params": "name=v2"}, "params is 'name=v2', which is not read"),
+        ({**STATE, "json": "yes"}, "json is 'yes': write true or false"),
+        ({**STATE, "minPartitions": "0"}, "minPartitions is 0: it must be at least 1"),
+        ({**URL, "state": "gs://backups/x"}, r"^state: there is no storage gs://\. Write /folder, hdfs://"),
+        ({**URL, "checkpoint": "3"}, "checkpoint is not for an exported savepoint"),
+        ({**URL, "kafka.bootstrap.servers": "a:1"}, "kafka.bootstrap.servers is not for an exported savepoint"),
+    ],
+)
+def test_wrong_options_of_state(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_state_options(options)
+
+
+def test_no_secret_is_shown() -> None:
+    found = parse_state_options({**STATE, **SECURITY, "kafka.sasl.password": CANARY})
+    assert CANARY not in repr(found)
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_a_stream_of_state_is_refused() -> None:
+    source = ExactlyOnceDataSource(STATE)
+    with pytest.raises(ConfigError, match=r"state is for spark\.read"):
+        source.streamReader(StructType())
+
+
+def test_every_option_is_documented(table: Callable[..., list[dict[str, str]]]) -> None:
+    """The page has a row for each, and for no other; and every word for a type of keys."""
+    described = table("docs/spark.md", "option of a read of state", "values", "default")
+    assert [row["option of a read of state"].strip("`") for row in described] == [*OPTIONS, "kafka.NAME"]
+    (words,) = [row["values"] for row in described if row["option of a read of state"] == "`keyType`"]
+    assert set(KEY_TYPES) <= set(re.findall(r"`(\w+)`", words))
+
+
+def ranges(sizes: list[int]) -> list[Range]:
+    return [Range("orders", "id", partition, 7, 7 + size) for partition, size in enumerate(sizes)]
+
+
+@given(SIZES, st.integers(1, 100))
+def test_split(sizes: list[int], partitions_min: int) -> None:
+    """The parts are the ranges in order, without gap or overlap, none of them empty, and as many as were asked for."""
+    whole = [each for each in ranges(sizes) if each.size]
+    parts = split(whole, partitions_min)
+    assert len(parts) >= min(partitions_min, sum(sizes))
+    assert all(each.size for each in parts)
+    assert [(each.partition, n) for each in parts for n in range(each.start, each.end)] == [
+        (each.partition, n) for each in whole for n in range(each.start, each.end)
+    ]
+
+
+@given(SIZES, st.integers(1, 10_000))
+def test_shares(sizes: list[int], offsets_max: int) -> None:
+    """A batch has as many offsets as the limit allows, and some of every partition if there are enough for that."""
+    cut = shares(ranges(sizes), offsets_max)
+    assert sum(each.size for each in cut) == min(offsets_max, sum(sizes))
+    assert all(
+        part.start == whole.start and part.end <= whole.end for part, whole in zip(cut, ranges(sizes), strict=True)
+    )
+    waiting = [place for place, size in enumerate(sizes) if size]
+    assert len(waiting) > offsets_max or all(cut[place].size for place in waiting)
+
+
+def test_shares_without_a_limit() -> None:
+    assert shares(ranges([5, 0, 9]), None) == ranges([5, 0, 9])

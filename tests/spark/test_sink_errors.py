@@ -11,8 +11,6 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import LongType, StructType
 
 from exactlyonce.engines.spark.sink import writer
-from exactlyonce.engines.spark.sink.driver import SinkDriver
-from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.writing import BatchWriter, batch_writer
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, StoreError, StoreUnavailable
 
@@ -23,48 +21,34 @@ LINES_MAX = 30
 
 @pytest.fixture
 def made() -> BatchWriter:
-    """The writer of a batch write to a table, which nothing was asked yet."""
-    options = {
-        "sinkId": "totals",
-        "sink": "postgres",
-        "table": "totals",
-        "dsn": "env:DSN",
-        "kafka.bootstrap.servers": "x:1",
-    }
-    return batch_writer(options, StructType().add("id", LongType()), False)
+    options = {"sinkId": "totals", "sink": "postgres", "table": "totals", "dsn": "env:DSN"}
+    schema = StructType().add("id", LongType())
+    return batch_writer({**options, "kafka.bootstrap.servers": "x:1"}, schema, False)
 
 
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[ExactlyOnceError]], None]:
-    """Whatever a driver is asked, it meets an error of this kind, for a reason that holds a password."""
-
-    def fail(kind: type[ExactlyOnceError]) -> None:
-        def with_driver(options: SinkOptions, use: Callable[[SinkDriver], Any]) -> None:
-            try:
-                raise ValueError("password=hunter2")
-            except ValueError as error:
-                raise kind(SAID) from error
-
-        monkeypatch.setattr(writer, "with_driver", with_driver)
+def failing_with(kind: type[ExactlyOnceError]) -> Callable[..., None]:
+    def fail(*arguments: Any) -> None:
+        try:
+            raise ValueError("password=hunter2")
+        except ValueError as error:
+            raise kind(SAID) from error
 
     return fail
 
 
 def shown(use: Callable[[], Any]) -> list[str]:
     """The lines that Spark's Python processes send of what *use* raises."""
-    try:
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - whatever it is
         use()
-    except Exception as error:
-        return "".join(traceback.format_exception(error)).splitlines()
-    pytest.fail("nothing was raised")
+    return "".join(traceback.format_exception(raised.value)).splitlines()
 
 
 @pytest.mark.parametrize("kind", [StoreError, StoreUnavailable])
 def test_a_job_that_cannot_begin(
-    made: BatchWriter, failing: Callable[..., None], capfd: pytest.CaptureFixture[str], kind: type[ExactlyOnceError]
+    made: BatchWriter, monkeypatch: Any, capfd: pytest.CaptureFixture[str], kind: type[ExactlyOnceError]
 ) -> None:
     """Spark's serializer, in which a job begins, neither wraps the error nor prints a trace of its own."""
-    failing(kind)
+    monkeypatch.setattr(writer, "with_driver", failing_with(kind))
     serializer: Any = CloudPickleSerializer  # it ships without types
     lines = shown(lambda: serializer().dumps(made))
     assert lines[-1].endswith(f"JobNotBegun: {SAID}")
@@ -74,28 +58,16 @@ def test_a_job_that_cannot_begin(
 
 def test_a_commit_that_fails() -> None:
     """The message is the last line, and what led to the error is in none."""
-
-    def fail() -> None:
-        try:
-            raise ValueError("password=hunter2")
-        except ValueError as error:
-            raise StoreError(SAID) from error
-
-    lines = shown(lambda: writer.without_causes(fail))
+    lines = shown(lambda: writer.without_causes(failing_with(StoreError)))
     assert lines[-1] == f"exactlyonce.pipeline.errors.StoreError: {SAID}"
     assert "hunter2" not in "".join(lines)
 
 
-def test_an_abort_that_fails(
-    made: BatchWriter, failing: Callable[..., None], capfd: pytest.CaptureFixture[str]
-) -> None:
-    """It is told on stderr: raised, it would stand in the place of the error that the job has failed with."""
-    failing(StoreError)
+def test_an_abort_that_fails(made: BatchWriter, monkeypatch: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """It is told on stderr: raised, it would stand in the place of the error that the job has failed with. A defect
+    keeps its trace."""
+    monkeypatch.setattr(writer, "with_driver", failing_with(StoreError))
     made.abort([])
     assert capfd.readouterr().err == f"exactlyonce, sink totals: behind a failed job: {SAID}\n"
-
-
-def test_a_defect_keeps_its_trace(made: BatchWriter, failing: Callable[..., None]) -> None:
-    """Whoever reports it needs the way to it."""
-    failing(InvariantViolation)
-    assert "in with_driver" in "".join(shown(lambda: made.abort([])))
+    monkeypatch.setattr(writer, "with_driver", failing_with(InvariantViolation))
+    assert "in fail" in "".join(shown(lambda: made.abort([])))

@@ -9,7 +9,6 @@ from spark_classes import SHORT_LIFE, class_archive, options
 
 
 def test_a_driver_takes_the_archive_that_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A driver's JVM is told of an archive that was made for its Java and its Spark, and of none that is not there."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     archive = class_archive()
     assert archive is not None, "tests of Spark need Java"

@@ -99,20 +99,17 @@ VALUES: list[tuple[Any, str, Any, Any]] = [
 
 
 def columns(type_: Any, *, key: Any = "str", today: Any = None, version: int = 1, in_json: bool = False) -> Columns:
-    """Those of states that were written as *type_*."""
     known: StateType[Any] | None = StateType("totals", today) if today is not None else None
     written = describe(type_)
     return Columns("totals", 7, key=key, written=written, version=version, today=known, in_json=in_json)
 
 
 def entry(key: Any, state: Any, version: int = 1) -> KeptEntry:
-    """As it lies in a block."""
     return KeptEntry(3, canonical_key(key), msgspec.msgpack.encode(state), version)
 
 
 @pytest.mark.parametrize(("type_", "shown", "state", "expected"), VALUES, ids=str)
 def test_every_value_comes_through(type_: Any, shown: str, state: Any, expected: Any) -> None:
-    """A type has the column that the page names, and a value in it is the one that was written."""
     found = columns(type_)
     assert found.schema["value"].dataType.simpleString() == shown
     (batch,) = found.batches([entry("ann", state)])
@@ -138,7 +135,6 @@ def test_every_value_comes_through(type_: Any, shown: str, state: Any, expected:
     ],
 )
 def test_what_does_not_fit_is_an_error(type_: Any, value: Any, message: str) -> None:
-    """Nothing is rounded, cut or left out: the error says what it is, of which key, and how to read it all the same."""
     with pytest.raises(Unfit, match=message):
         column(describe(type_)).value(msgspec.msgpack.decode(msgspec.msgpack.encode(value)))
     with pytest.raises(RecordError, match=rf"'totals': the state of key 'ann' is no .*{message}.*json=true"):
@@ -192,7 +188,6 @@ def test_all_of_it_as_json() -> None:
 
 
 def test_keys() -> None:
-    """Without a type a key is JSON; with one it is a value of it, and one that is of another type is an error."""
     keys = ["ann", 7, ["ann", 1]]
     (batch,) = columns(int, key="any").batches([entry(key, 1) for key in keys])
     assert batch["key"].to_pylist() == ['"ann"', "7", '["ann",1]']
@@ -203,7 +198,6 @@ def test_keys() -> None:
 
 
 def test_versions() -> None:
-    """States of an older version are shown as migrations make them, and never without; today's type must fit."""
     old, new = entry("ann", 5), entry("bob", 600, version=2)
     with pytest.raises(RecordError, match=r"states of version 1 .* version 2.*types=orders:pipeline"):
         list(columns(int, version=2).batches([new, old]))
@@ -217,7 +211,6 @@ def test_versions() -> None:
 
 
 def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By rows and by bytes; no row is lost at a border."""
     monkeypatch.setattr(state_columns, "BATCH_ENTRIES", 4)
     monkeypatch.setattr(state_columns, "BATCH_BYTES", 100)
     sizes = [1, 1, 1, 1, 1, 200, 60, 60, 1]

@@ -2,57 +2,50 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.state.backend import StateBackend, Table, TableSnapshot
-from exactlyonce.state.blocks import EncodedBlock
+from exactlyonce.state.backend import StateBackend, Table
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.restore import restore
+from exactlyonce.state.stored import Fetch
 from exactlyonce.state.tiered.backend import RocksDBBackend
+from exactlyonce.testing.state_contract.memory import StateBlocks
 
 
-class Topic:
-    """Blocks in memory, found by reference."""
+class Topic(StateBlocks):
+    """Blocks in memory, and hash maps that are restored from them."""
 
-    def __init__(self) -> None:
-        self.bodies: dict[BlockRef, bytes] = {}
-        self.bytes_read = 0
+    @property
+    def bodies(self) -> dict[BlockRef, bytes]:
+        return self._bodies
 
-    def write(self, block: EncodedBlock, checkpoint: int) -> BlockRef:
-        """Write one block."""
-        offset = len(self.bodies)
-        key = f"block/1/{checkpoint}/{block.header.operator}/{block.group}/{offset}/1-0"
-        ref = BlockRef(1, offset, key, len(block.body), hashlib.sha256(block.body).digest())
-        self.bodies[ref] = block.body
-        return ref
+    @property
+    def bytes_read(self) -> int:
+        return sum(ref.size for ref in self.read)
 
-    def write_all(self, snapshot: TableSnapshot) -> tuple[bytes, ...]:
-        """Encode and write a snapshot; returns the parts of its index."""
-        refs = [self.write(block, snapshot.checkpoint) for block in snapshot.encode() if block is not None]
-        return snapshot.seal(refs)
-
-    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
-        """The blocks, newest first, since no order is promised."""
-        for ref in sorted(refs, key=lambda each: each.offset, reverse=True):
-            self.bytes_read += ref.size
-            yield ref, self.bodies[ref]
+    def restored(
+        self, index: Iterable[bytes], checkpoint: int = 1, groups: range = range(128), max_parallelism: int = 0,
+        type_: Any = int, touched: Collection[int] | None = None, fetch: Fetch | None = None, operator: str = "totals",
+    ) -> Table[Any]:  # fmt: skip
+        """A hash map, restored from what was written here; *groups* are all that there are unless it is said."""
+        return restore(
+            operator, type_, groups, max_parallelism or len(groups), checkpoint, list(index), fetch or self.fetch,
+            touched, backend=HashMapBackend(),
+        )  # fmt: skip
 
 
 @pytest.fixture
 def topic() -> Topic:
-    """An empty place for blocks."""
     return Topic()
 
 
 @pytest.fixture(params=["hashmap", "rocksdb"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], StateBackend]]:
-    """Makes a backend, as a process that begins does."""
     made: list[StateBackend] = []
 
     def make() -> StateBackend:
@@ -69,8 +62,6 @@ Restore = Callable[..., Table[Any]]
 
 @pytest.fixture
 def restored(topic: Any, backend: Callable[[], StateBackend]) -> Restore:
-    """Restores tables of 16 key groups."""
-
     def at(type_: Any, checkpoint: int, index: Any, touched: Any = None) -> Table[Any]:
         return restore("totals", type_, range(16), 16, checkpoint, index, topic.fetch, touched, backend=backend())
 

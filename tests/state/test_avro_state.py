@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from exactlyonce.pipeline.avro import AvroCodec
-from exactlyonce.pipeline.keys import canonical_key, key_group
+from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.versions import VersionedState
 from exactlyonce.state.errors import DamagedState, StateIncompatible, StateUnstorable
 from exactlyonce.state.index import decode_index
@@ -33,7 +33,6 @@ class Grown(msgspec.Struct):
 
 
 def codec(type_: Any, *fields: dict[str, Any], name: str = "Total") -> AvroCodec[Any]:
-    """Of a record with *fields*."""
     return AvroCodec(type_, {"type": "record", "name": name, "fields": list(fields)})
 
 
@@ -47,12 +46,10 @@ OTHER = codec(Total, {"name": "sum", "type": "string"}, {"name": "note", "type":
 
 
 def keys(count: int) -> list[bytes]:
-    """That many keys."""
     return [canonical_key(f"c{number}") for number in range(count)]
 
 
 def add(total: Total | None, amount: int) -> tuple[Total, None]:
-    """Add to the state, in place."""
     total = total or Total(0, "n")
     total.sum += amount
     return total, None
@@ -62,20 +59,19 @@ def first(topic: Any, restored: Restore, count: int = 200) -> tuple[bytes, ...]:
     """The index of checkpoint 2, with an increment in its chain, by the first schema."""
     table = restored(FIRST, 0, ())
     table.apply(add, keys(count), [1] * count)
-    topic.write_all(table.freeze(1, 0))
+    topic.write(table.freeze(1, 0))
     table.apply(add, keys(3), [1] * 3)
-    index: tuple[bytes, ...] = topic.write_all(table.freeze(2, 1))
+    index: tuple[bytes, ...] = topic.write(table.freeze(2, 1))
     return index
 
 
 def test_state_by_the_same_schema(topic: Any, restored: Restore) -> None:
-    """It is what it was, and goes on with increments."""
     index = first(topic, restored)
     table = restored(FIRST, 2, index)
     assert table.get(keys(3)[0]) == Total(2, "n")
     written = len(topic.bodies)
     table.apply(add, keys(1), [1])
-    assert dict(restored(FIRST, 3, topic.write_all(table.freeze(3, 2))).items()) == dict(table.items())
+    assert dict(restored(FIRST, 3, topic.write(table.freeze(3, 2))).items()) == dict(table.items())
     assert len(topic.bodies) == written + 1
     assert decode_index(index[0]).head.schema == {"avro": FIRST.schema}
 
@@ -86,7 +82,7 @@ def test_another_schema_is_resolved(topic: Any, restored: Restore) -> None:
     expected = {key: Grown(2.0 if number < 3 else 1.0, 7) for number, key in enumerate(keys(200))}
     assert table.get(keys(5)[4]) == Grown(1.0, 7)
     snapshot = table.freeze(3, 2)
-    index = topic.write_all(snapshot)
+    index = topic.write(snapshot)
     assert dict(table.items()) == expected
     assert {block.checkpoint for block in snapshot.chain.blocks} == {3}
     again = restored(SECOND, 3, index)
@@ -96,43 +92,20 @@ def test_another_schema_is_resolved(topic: Any, restored: Restore) -> None:
     assert again.get(keys(1)[0]) == Grown(2.0, 9)
 
 
-def test_a_checkpoint_that_failed(topic: Any, restored: Restore) -> None:
-    """The one after it has all states by the new schema as well: its base is still of the old one."""
-    table = restored(SECOND, 2, first(topic, restored))
-    table.freeze(3, 2)
-    table.apply(lambda state, _: (Grown(0.5, 1), None), keys(1), [0])
-    snapshot = table.freeze(4, 2)
-    index = topic.write_all(snapshot)
-    assert min(block.checkpoint for block in snapshot.chain.blocks) == 3
-    found = dict(restored(SECOND, 4, index).items())
-    assert (found[keys(1)[0]], found[keys(2)[1]], len(found)) == (Grown(0.5, 1), Grown(2.0, 7), 200)
-
-
-def test_key_groups_that_are_not_touched(topic: Any, restored: Restore) -> None:
-    """They are read all the same where they are written anew; by the same schema their blocks are carried over."""
-    index, key = first(topic, restored), keys(1)[0]
-    touched = [key_group(key, 16)]
-    assert len(dict(restored(FIRST, 2, index, touched).items())) < 200
-    table = restored(SECOND, 2, index, touched)
-    assert len(dict(restored(SECOND, 3, topic.write_all(table.freeze(3, 2))).items())) == 200
-
-
 def test_what_does_not_resolve_is_refused(topic: Any, restored: Restore) -> None:
-    """Before any state is read, by operator and field."""
     index = first(topic, restored)
-    topic.bytes_read = 0
+    topic.read.clear()
     with pytest.raises(StateIncompatible, match=r"operator 'totals' .*'sum' was written as int and is read as string"):
         restored(OTHER, 2, index)
     with pytest.raises(StateIncompatible, match=r"it was kept by an Avro schema, and is declared by a type alone"):
         restored(Total, 2, index)
-    assert topic.bytes_read == 0
+    assert topic.read == []
 
 
 def test_a_type_alone_becomes_an_avro_schema(topic: Any, restored: Restore) -> None:
-    """And back, each by a migration, and by nothing else."""
     table = restored(Total, 0, ())
     table.apply(add, keys(50), [3] * 50)
-    index = topic.write_all(table.freeze(1, 0))
+    index = topic.write(table.freeze(1, 0))
     with pytest.raises(StateIncompatible, match=r"it was kept by a type alone, and is declared by an Avro schema"):
         restored(VersionedState(FIRST, 2), 1, index)
 
@@ -143,10 +116,10 @@ def test_a_type_alone_becomes_an_avro_schema(topic: Any, restored: Restore) -> N
         return Total(int(state.cents), "back")
 
     by_avro = restored(VersionedState(SECOND, 2, {1: grow}), 1, index)
-    index = topic.write_all(by_avro.freeze(2, 1))
+    index = topic.write(by_avro.freeze(2, 1))
     by_type = restored(VersionedState(Total, 3, {2: shrink}), 2, index)
     assert set(map(msgspec.structs.astuple, dict(by_type.items()).values())) == {(300, "back")}
-    index = topic.write_all(by_type.freeze(3, 2))
+    index = topic.write(by_type.freeze(3, 2))
     assert restored(VersionedState(Total, 3), 3, index).get(keys(1)[0]) == Total(300, "back")
 
 
@@ -169,7 +142,6 @@ def test_a_migration_takes_the_place_of_the_rules() -> None:
 
 
 def test_a_version_without_a_migration_is_resolved() -> None:
-    """By the rules, as any other."""
     written = StateType[Any]("totals", FIRST)
     today = StateType[Any]("totals", VersionedState(SECOND, 2))
     today.require_readable(written.schema, 1)
@@ -179,7 +151,6 @@ def test_a_version_without_a_migration_is_resolved() -> None:
 
 
 def test_states_are_checked() -> None:
-    """What the schema has no place for is refused, not left out; clones share nothing."""
     short = StateType[Any]("totals", codec(Total, {"name": "sum", "type": "int"}))
     with pytest.raises(StateUnstorable, match=r"operator 'totals' does not fit its Avro schema.*note"):
         short.encode([Total(1, "kept")])
@@ -235,7 +206,6 @@ OMITTING = codec(
     ],
 )  # fmt: skip
 def test_what_the_schema_cannot_hold_exactly(by: AvroCodec[Any], state: Any, change: str) -> None:
-    """It is refused, and not another value after a restart."""
     with pytest.raises(
         StateUnstorable, match=rf"(?s)operator 'totals' cannot hold a state exactly: .*{change}.*double"
     ):
@@ -254,14 +224,12 @@ def test_what_the_schema_cannot_hold_exactly(by: AvroCodec[Any], state: Any, cha
     ],
 )
 def test_what_the_schema_holds(by: AvroCodec[Any], states: list[Any]) -> None:
-    """It is stored, also what does not equal itself, or has another order or scale."""
     state_type = StateType[Any]("totals", by)
     for given in (states, tuple(states)):
         assert len(state_type.decode(state_type.encode(given), state_type.schema)) == len(states)
 
 
 def test_what_is_no_state_of_the_type() -> None:
-    """The error tells it from what the schema alone does not take."""
     wrong: list[Any] = [[], "", 5, None, {"sum": "1"}]
     for state in wrong:
         with pytest.raises(StateUnstorable, match=r"is not a valid Total.* return Total, or declare another type"):
@@ -273,7 +241,6 @@ def test_what_is_no_state_of_the_type() -> None:
 
 
 def test_bytes_that_do_not_decode_are_damage() -> None:
-    """By the schema that wrote them."""
     state_type = StateType[Any]("totals", FIRST)
     for bad in (b"", b"\x91\x01", b"\x91\xc4\x01\x02", b"\x91\xc4\x04\x02\x02nn"):
         with pytest.raises(DamagedState, match="operator 'totals'"):

@@ -34,13 +34,12 @@ def _block() -> EncodedBlock:
 
 
 def test_the_bytes_of_a_block_do_not_change() -> None:
-    """Old blocks stay readable: this is a block as it has always been written."""
     header = bytes.fromhex("93 a6746f74616c73 07 92 950300020b03 950901020b02")
     raw = bytes.fromhex("92 92c402a161c402a162 90 920102 92 91c402a163 91c402a164 9103")
     body = b"EOS1" + len(header).to_bytes(4, "big") + header + zlib.compress(raw, 1)
     assert _block().body == body
     reader = BlockDecoder(body)
-    assert reader.header == _block().header
+    assert reader.header == msgspec.structs.replace(_block().header, key_forms=0)
     keys, deleted, states = reader.section(1)
     assert (keys, deleted, bytes(states)) == ([b"\xa1c"], [b"\xa1d"], b"\x91\x03")
     keys, deleted, states = reader.section(0)
@@ -49,7 +48,6 @@ def test_the_bytes_of_a_block_do_not_change() -> None:
 
 @given(st.data())
 def test_damage_never_surprises(data: st.DataObject) -> None:
-    """A block with bytes changed, cut off or added either reads or raises `DamagedState`, and nothing else."""
     body = bytearray(_block().body)
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
@@ -63,7 +61,6 @@ def test_damage_never_surprises(data: st.DataObject) -> None:
 
 
 def test_a_header_that_promises_too_much_is_refused_unread() -> None:
-    """Nothing is decompressed beyond the sizes in the header, nor are sizes that no block has accepted."""
     packed = zlib.compress(bytes(50_000_000), 1)
 
     def body(key_bytes: int) -> bytes:
@@ -78,7 +75,6 @@ def test_a_header_that_promises_too_much_is_refused_unread() -> None:
 
 @pytest.mark.parametrize("size", [RAW_TARGET // 2, RAW_TARGET, SECTION_SIZE_MAX - 100])
 def test_blocks_stay_small(size: int) -> None:
-    """However large its sections and however badly they compress, a block is under the maximum."""
     noise = random.Random(1).randbytes(size)
     writer = BlockEncoder("totals", 1)
     blocks = [writer.add(group, IMAGE, encode_keys([noise], []), b"\x90", 1) for group in range(5)]
@@ -88,6 +84,5 @@ def test_blocks_stay_small(size: int) -> None:
 
 
 def test_a_state_too_large_for_a_block_is_an_error() -> None:
-    """It names the operator and says what to do."""
     with pytest.raises(StateUnstorable, match=r"operator 'totals' takes 900.*Spread it over more keys"):
-        BlockEncoder("totals", 1).add(0, IMAGE, b"", bytes(SECTION_SIZE_MAX + 1), 1)
+        BlockEncoder("totals", 1).add(0, IMAGE, encode_keys([], []), bytes(SECTION_SIZE_MAX + 1), 1)

@@ -25,7 +25,6 @@ def _needed(chain: Chain, *groups: int) -> list[tuple[int, int]]:
 
 
 def test_a_block_goes_when_all_its_groups_have_newer_images() -> None:
-    """A block is kept as long as one of its groups has no newer image, and older chains stay as they are."""
     first = Chain().extended([(_ref(0), _header(1, {0: IMAGE, 1: IMAGE})), (_ref(1), _header(1, {2: IMAGE}))])
     second = first.extended([(_ref(2), _header(2, {0: INCREMENT, 2: IMAGE}))])
     third = second.extended([(_ref(3), _header(3, {0: IMAGE})), (_ref(4), _header(3, {0: IMAGE, 1: INCREMENT}))])
@@ -35,7 +34,6 @@ def test_a_block_goes_when_all_its_groups_have_newer_images() -> None:
 
 
 def test_a_group_needs_its_newest_image_and_what_came_later() -> None:
-    """Of every block a chain says which of the groups asked for need it; blocks that none needs it leaves out."""
     chain = Chain().extended([(_ref(0), _header(1, {0: IMAGE, 1: IMAGE, 2: IMAGE}))])
     chain = chain.extended([(_ref(1), _header(2, {0: INCREMENT, 1: INCREMENT}))])
     chain = chain.extended([(_ref(2), _header(3, {1: IMAGE})), (_ref(3), _header(3, {1: IMAGE, 2: INCREMENT}))])
@@ -46,7 +44,6 @@ def test_a_group_needs_its_newest_image_and_what_came_later() -> None:
 
 
 def test_chains_of_subtasks_are_dealt_out_and_put_together() -> None:
-    """Each of two subtasks inherits a shared block for its groups alone, and whoever has both again needs no more."""
     shared = Chain().extended([(_ref(0), _header(1, {0: IMAGE, 1: IMAGE}))])
     zero, one = (Chain.of(shared.blocks, mask_of([group])) for group in range(2))
     assert (_needed(zero, 0, 1), _needed(one, 0, 1)) == ([(0, 1)], [(0, 2)])
@@ -58,7 +55,6 @@ def test_chains_of_subtasks_are_dealt_out_and_put_together() -> None:
 
 
 def test_a_chain_that_an_increment_extends_is_the_one_that_all_its_blocks_make() -> None:
-    """What each block is needed for is the same; and a later image still makes older ones superfluous."""
     chain = Chain().extended([(_ref(0), _header(1, {0: IMAGE, 1: IMAGE})), (_ref(1), _header(1, {2: IMAGE}))])
     chain = chain.extended([(_ref(2), _header(2, {0: IMAGE, 2: INCREMENT}))])
     before = _needed(chain, 0, 1, 2)

@@ -8,7 +8,7 @@ restores to what the dict was at its barrier, from no other blocks than those th
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sized
+from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,12 +73,10 @@ class Pending:
 
 
 def _of(model: dict[bytes, Any], groups: Collection[int]) -> dict[bytes, Any]:
-    """The part of *model* that lies in *groups*."""
     return {key: state for key, state in model.items() if key_group(key, MAX_PARALLELISM) in groups}
 
 
 def _choose_often(merging: Merging, checkpoint: int, changed: int, tables: Mapping[int, Sized]) -> set[int]:
-    """Every group is merged at every other checkpoint or so."""
     return {group for group in tables if (checkpoint + group) % 2}
 
 
@@ -122,24 +120,15 @@ class Histories(RuleBasedStateMachine):
         for subtask in range(parallelism):
             groups = group_range(subtask, parallelism, MAX_PARALLELISM)
             some = None if set(groups) <= set(touched) else set(groups) & set(touched)
-            tables.append(
-                restore(
-                    "carts",
-                    self.type_,
-                    groups,
-                    MAX_PARALLELISM,
-                    self.completed,
-                    self.indexes,
-                    lambda refs: [(ref, self.bodies[ref]) for ref in reversed(refs)],
-                    some,
-                    backend=HashMapBackend(),
-                )
-            )
+            place = ("carts", self.type_, groups, MAX_PARALLELISM, self.completed, self.indexes)
+            tables.append(restore(*place, self._fetch, some, backend=HashMapBackend()))
         return tables
+
+    def _fetch(self, refs: Sequence[BlockRef]) -> list[tuple[BlockRef, bytes]]:
+        return [(ref, self.bodies[ref]) for ref in reversed(refs)]
 
     @rule(records=st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from([0, 0, 1, 2, 3, -1])), max_size=30))
     def process(self, records: list[tuple[bytes, int]]) -> None:
-        """A batch of records, split over the subtasks by key."""
         batches: dict[int, tuple[list[bytes], list[int], list[Any]]] = {}
         for key, amount in records:
             if key_group(key, MAX_PARALLELISM) not in self.touched:
@@ -158,7 +147,6 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.pending) < 3)
     @rule(gap=st.integers(1, 3))
     def barrier(self, gap: int) -> None:
-        """All subtasks freeze; ids of checkpoints only grow, with gaps."""
         self.latest += gap
         snapshots = [table.freeze(self.latest, self.completed) for table in self.tables]
         self.pending.append(Pending(self.latest, copy.deepcopy(self.model), snapshots))
@@ -166,7 +154,6 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.pending)
     @rule(which=st.integers(0, 2), slices=st.integers(1, 40))
     def encode(self, which: int, slices: int) -> None:
-        """Some slices of one of the snapshots."""
         pending = self.pending[which % len(self.pending)]
         for subtask in range(self.parallelism):
             for _ in range(slices):
@@ -175,13 +162,11 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.pending)
     @rule(which=st.integers(0, 2))
     def abort(self, which: int) -> None:
-        """A checkpoint is given up, wherever it stands."""
         del self.pending[which % len(self.pending)]
 
     @precondition(lambda self: self.pending)
     @rule(which=st.integers(0, 2), parallelism=st.integers(1, 4), touched=st.sets(st.sampled_from(GROUPS)))
     def complete(self, which: int, parallelism: int, touched: set[int]) -> None:
-        """A checkpoint completes, older ones abort; all of its state and any part of it restore, at any parallelism."""
         which %= len(self.pending)
         done, self.pending = self.pending[which], self.pending[which + 1 :]
         for subtask in range(self.parallelism):
@@ -207,7 +192,6 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def newest_states_are_the_models(self) -> None:
-        """The tables hold what the model holds of the groups that were restored."""
         if hasattr(self, "tables"):
             model = _of(self.model, self.touched)
             assert {key: state for table in self.tables for key, state in table.items()} == model
@@ -236,10 +220,10 @@ class NumberHistories(Histories):
     fn = staticmethod(put_number)
 
 
-LONG = settings(max_examples=settings().max_examples * 3 // 2, stateful_step_count=60)
+LONG = settings(stateful_step_count=60)
 TestHistoriesOfMutableStates = Histories.TestCase
 TestHistoriesOfMutableStates.settings = LONG
-TestHistoriesOfImmutableStates = NumberHistories.TestCase
+TestHistoriesOfImmutableStates = pytest.mark.exhaustive(NumberHistories.TestCase)
 TestHistoriesOfImmutableStates.settings = LONG
 
 
@@ -249,10 +233,7 @@ def _put_each(table: Table[int], states: Mapping[bytes, int]) -> None:
 
 @pytest.mark.parametrize("incarnations", [1, 5])
 def test_long_histories_stay_short_chains(incarnations: int, topic: Any) -> None:
-    """Over many checkpoints with few changes, and many restarts, the chain stays bounded and restores to the state.
-
-    So it does where every incarnation takes one checkpoint, and restores no more than it changes.
-    """
+    """Also where every incarnation takes one checkpoint, and restores no more than it changes."""
     table: Table[int] = KeyedTable("totals", int, range(8), 8)
     model: dict[bytes, int] = {}
     keys = [canonical_key(number) for number in range(400)]
@@ -263,13 +244,11 @@ def test_long_histories_stay_short_chains(incarnations: int, topic: Any) -> None
         states = {key: checkpoint * number for number, key in enumerate(changed)}
         if checkpoint % incarnations == 0:
             touched = {key_group(key, 8) for key in changed} if incarnations == 1 else None
-            table = restore(
-                "totals", int, range(8), 8, checkpoint - 1, index, topic.fetch, touched, backend=HashMapBackend()
-            )
+            table = topic.restored(index, checkpoint - 1, range(8), touched=touched)
         model.update(states)
         _put_each(table, states)
         snapshot = table.freeze(checkpoint, checkpoint - 1)
-        index = topic.write_all(snapshot)
+        index = topic.write(snapshot)
         longest = max(longest, len(snapshot.chain.blocks))
     assert longest < 40
-    assert dict(restore("totals", int, range(8), 8, 399, index, topic.fetch, backend=HashMapBackend()).items()) == model
+    assert dict(topic.restored(index, 399, range(8)).items()) == model

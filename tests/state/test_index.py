@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
+from exactlyonce.pipeline.key_types import described_forms, forms_of
+from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.chain import Chain, ChainBlock
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.index import IndexHead, decode_index, encode_index
@@ -29,7 +31,6 @@ def _chain() -> Chain:
 
 
 def test_the_bytes_of_an_index_do_not_change() -> None:
-    """Old indexes stay readable: this is one as it has always been written."""
     columns = bytes.fromhex(
         "98 95 a6746f74616c73 05 0c a3696e74 cb4000000000000000"
         "93010201 93cd0384cd01f402 93a26b31a26b32a26b33 93090807 93030002"
@@ -43,7 +44,6 @@ def test_the_bytes_of_an_index_do_not_change() -> None:
 
 
 def test_heads() -> None:
-    """What is not known of keys is not written; whatever is, is read."""
     for version in (1, 2):
         for keys in (None, "str", {"tuple": ["str", "int"]}):
             head = IndexHead("totals", 5, 12, "int", 2.0, version, keys)
@@ -53,8 +53,21 @@ def test_heads() -> None:
             assert len(unpacked[0]) == (7 if keys else 4 + version)
 
 
+def test_what_keys_are_is_noted_of_each_block() -> None:
+    """A block of before says nothing; nor does an index all of whose blocks are of before."""
+    forms = [forms_of([canonical_key(each) for each in keys]) for keys in (["ann"], [], [7, None])]
+    blocks = [msgspec.structs.replace(block, key_forms=of) for block, of in zip(_chain().blocks, forms, strict=True)]
+    for known in (blocks, [_chain().blocks[0], *blocks[1:]]):
+        (body,) = encode_index(Chain(known), _HEAD)
+        assert decode_index(body).blocks == tuple(known)
+    assert [each.key_forms for each in Chain.of(blocks, mask_of([4])).blocks] == [forms[0], forms[2]]
+    found = [described_forms(of) for of in (*forms, forms[0] | forms[1], forms[0] | forms[2], 0)]
+    assert found == ["str", None, {"union": ["int", "null"]}, "str", None, None]
+    others = [described_forms(forms_of([canonical_key(each)])) for each in (("ann", 1), 1.5, True, b"x", -1, 1 << 40)]
+    assert others == [None, "float", "bool", "bytes", "int", "int"]
+
+
 def test_a_long_chain_has_an_index_in_parts() -> None:
-    """Every part is under the maximum, and together they list the chain; an empty one has no index."""
     noise = random.Random(1)
     blocks = [
         ChainBlock(BlockRef(1, number, f"block/{number}", 1, bytes(32)), number, noise.getrandbits(32_768), 0)
@@ -68,7 +81,6 @@ def test_a_long_chain_has_an_index_in_parts() -> None:
 
 
 def test_a_block_takes_little_more_than_its_digest() -> None:
-    """In the index of a chain as it is after many small checkpoints, a block takes less than 48 bytes."""
     noise = random.Random(1)
     blocks = [
         ChainBlock(
@@ -88,7 +100,6 @@ def test_a_block_takes_little_more_than_its_digest() -> None:
 
 @given(st.data())
 def test_damage_never_surprises(data: st.DataObject) -> None:
-    """An index with bytes changed, cut off or added either reads or raises `DamagedState`, and nothing else."""
     (whole,) = encode_index(_chain(), _HEAD)
     raw = zlib.decompressobj()
     columns, packs = raw.decompress(whole[4:]), data.draw(st.booleans())
@@ -104,6 +115,5 @@ def test_damage_never_surprises(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("size", [20_000_000, 100_000_000])
 def test_a_bomb_is_not_unpacked(size: int) -> None:
-    """What is larger than an index can be is refused."""
     with pytest.raises(DamagedState, match="larger than an index can be"):
         decode_index(b"EOX2" + zlib.compress(msgspec.msgpack.encode(bytes(size)), 1))

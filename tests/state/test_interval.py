@@ -15,9 +15,7 @@ from exactlyonce.pipeline.keys import canonical_key, key_group, key_groups
 from exactlyonce.state import interval
 from exactlyonce.state.blocks import IMAGE, INCREMENT, EncodedBlock, Section
 from exactlyonce.state.errors import StateUnstorable
-from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.merging import Merging
-from exactlyonce.state.restore import restore
 from exactlyonce.state.table import KeyedTable
 
 
@@ -36,7 +34,7 @@ def _sections(blocks: list[EncodedBlock]) -> dict[int, list[Section]]:
 def _seal(table: KeyedTable[Any], topic: Any, checkpoint: int, base: int) -> list[EncodedBlock]:
     snapshot = table.freeze(checkpoint, base)
     blocks = [block for block in snapshot.encode() if block is not None]
-    snapshot.seal([topic.write(block, checkpoint) for block in blocks])
+    snapshot.seal([topic.put(block) for block in blocks])
     return blocks
 
 
@@ -52,7 +50,6 @@ class Counting(dict[bytes, None]):
 
 @pytest.mark.parametrize("groups", [1, 128])
 def test_no_slice_does_more_than_its_share(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every slice distributes, takes in and encodes `SLICE_ENTRIES` entries at most, in images as in increments."""
     table: KeyedTable[int] = KeyedTable("totals", int, range(groups), groups)
     for group in range(groups):
         table._keys[group] = Counting()  # type: ignore[index]  # a mapping only to its users
@@ -105,10 +102,6 @@ def _count_number(count: int | None, by: int) -> tuple[int | None, None]:
 def test_records_at_any_instant_leave_a_snapshot_as_it_is(
     type_: Any, fn: Any, merged: set[int], part: int, topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After whichever slice records first change or delete a state, images and increments hold it as at the barrier.
-
-    So they do where the changes of an interval are in several parts, with some keys in more than one.
-    """
     monkeypatch.setattr(interval, "PART_ENTRIES", part)
     monkeypatch.setattr(interval, "SLICE_ENTRIES", 3)
     monkeypatch.setattr(Merging, "choose", lambda *_: merged)
@@ -122,27 +115,19 @@ def test_records_at_any_instant_leave_a_snapshot_as_it_is(
         expected = copy.deepcopy(dict(table.items()))
         snapshot = table.freeze(2, 1)
         steps = snapshot.encode()
-        refs = [topic.write(block, 2) for block in islice(steps, instant) if block is not None]
+        refs = [topic.put(block) for block in islice(steps, instant) if block is not None]
         for checkpoint in (3, 4):
             table.apply(fn, keys[8:], [checkpoint] * 27 + [0] * 5)
             table.apply(fn, keys[:9], [checkpoint] * 9)
             table.freeze(checkpoint, 1)
         newest = dict(table.items())
-        refs += [topic.write(block, 2) for block in steps if block is not None]
-        assert (
-            dict(
-                restore(
-                    "totals", type_, range(4), 4, 2, snapshot.seal(refs), topic.fetch, backend=HashMapBackend()
-                ).items()
-            )
-            == expected
-        )
+        refs += [topic.put(block) for block in steps if block is not None]
+        assert dict(topic.restored(snapshot.seal(refs), 2, range(4), type_=type_).items()) == expected
         assert dict(table.items()) == newest
         assert not next(table._intervals[0]._later()).before, "what was kept for this snapshot alone is let go"
 
 
 def test_a_first_snapshot_is_images_and_a_later_one_increments(topic: Any) -> None:
-    """Where all keys of a group changed its section is an image, since it costs no more; elsewhere an increment."""
     table: KeyedTable[int] = KeyedTable("totals", int, range(4), 4)
     keys = [canonical_key(number) for number in range(200)]
     _put(table, dict.fromkeys(keys, 1))
@@ -159,7 +144,6 @@ def test_a_first_snapshot_is_images_and_a_later_one_increments(topic: Any) -> No
 
 
 def test_a_key_that_came_and_went_leaves_nothing(topic: Any) -> None:
-    """A key made and deleted within an interval is not written; one deleted later is."""
     table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
     _put(table, {canonical_key(1): 1, canonical_key(2): 2})
     _seal(table, topic, 1, 0)
@@ -173,38 +157,33 @@ def test_a_key_that_came_and_went_leaves_nothing(topic: Any) -> None:
 
 
 def test_a_group_whose_keys_are_all_gone_is_an_empty_image(topic: Any) -> None:
-    """After the last key of a group is deleted, its older blocks are needed no longer."""
     table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
     _put(table, {canonical_key(1): 1})
     _seal(table, topic, 1, 0)
     _put(table, {canonical_key(1): None})
     snapshot = table.freeze(2, 1)
-    index = topic.write_all(snapshot)
+    index = topic.write(snapshot)
     assert len(snapshot.chain.blocks) == 1
-    assert dict(restore("totals", int, range(1), 1, 2, index, topic.fetch, backend=HashMapBackend()).items()) == {}
+    assert dict(topic.restored(index, 2, range(1)).items()) == {}
 
 
 def test_values_of_all_sizes_fit(topic: Any) -> None:
-    """Groups larger than a block are split over several, and huge values get blocks of their own."""
     noise = random.Random(5)
     states = {canonical_key(number): noise.randbytes(10 ** noise.randrange(0, 6)) for number in range(400)}
     states[canonical_key("huge")] = noise.randbytes(850_000)
     table: KeyedTable[bytes] = KeyedTable("totals", bytes, range(2), 2)
     _put(table, states)
     snapshot = table.freeze(1, 0)
-    index = topic.write_all(snapshot)
+    index = topic.write(snapshot)
     assert len(snapshot.chain.blocks) > 10
     assert max(map(len, topic.bodies.values())) < BLOCK_SIZE_MAX
-    assert (
-        dict(restore("totals", bytes, range(2), 2, 1, index, topic.fetch, backend=HashMapBackend()).items()) == states
-    )
+    assert dict(topic.restored(index, 1, range(2), type_=bytes).items()) == states
 
 
 @pytest.mark.parametrize(
     ("type_", "state", "why"), [(bytes, bytes(900_001), "at most 900000"), (int, "x", "not a valid int")]
 )
 def test_a_state_that_cannot_be_stored_fails_for_good(type_: Any, state: Any, why: str) -> None:
-    """The snapshot fails naming operator and cause, and never goes on as if it were complete."""
     table: KeyedTable[Any] = KeyedTable("totals", type_, range(2), 2)
     _put(table, {canonical_key(1): state})
     with pytest.raises(StateUnstorable, match=f"operator 'totals'.*{why}"):
@@ -214,7 +193,6 @@ def test_a_state_that_cannot_be_stored_fails_for_good(type_: Any, state: Any, wh
 
 
 def test_many_long_keys_that_are_deleted(topic: Any) -> None:
-    """Deleted keys fill as many sections as they take, however long they are, behind short ones in the same group."""
     table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
     short = [canonical_key(number) for number in range(3_000)]
     long = [bytes(1_000) + bytes([first, second]) for first in range(16) for second in range(200)]
@@ -222,6 +200,6 @@ def test_many_long_keys_that_are_deleted(topic: Any) -> None:
     _seal(table, topic, 1, 0)
     table.apply(lambda state, record: (record, None), [*short[:2_500], *long], [2] * 2_500 + [None] * len(long))
     snapshot = table.freeze(2, 1)
-    refs = [topic.write(block, 2) for block in snapshot.encode() if block is not None]
-    restored = restore("totals", int, range(1), 1, 2, snapshot.seal(refs), topic.fetch, backend=HashMapBackend())
+    refs = [topic.put(block) for block in snapshot.encode() if block is not None]
+    restored = topic.restored(snapshot.seal(refs), 2, range(1))
     assert dict(restored.items()) == dict.fromkeys(short, 1) | dict.fromkeys(short[:2_500], 2)

@@ -10,12 +10,10 @@ from exactlyonce.state.json_text import json_text
 
 
 def test_examples() -> None:
-    """The example in the docstring is true."""
     assert doctest.testmod(module) == (0, 1)
 
 
 def test_keys_are_named_at_every_depth() -> None:
-    """In lists, in states of keys, and within the tuples themselves; what has a name keeps it."""
     value = {"days": [{(1, (True, None)): {False: b"\x00"}}, {2.5: "half", "[1]": 1}]}
     shown = {"days": [{"[1,[true,null]]": {"false": "AA=="}}, {"2.5": "half", "[1]": 1}]}
     assert json.loads(json_text(value)) == shown

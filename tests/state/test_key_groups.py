@@ -10,7 +10,6 @@ from exactlyonce.state.key_groups import group_range, subtask_of
 
 @given(st.integers(1, 300), st.data())
 def test_ranges_partition_the_groups(max_parallelism: int, data: st.DataObject) -> None:
-    """The ranges of all subtasks, one after another, are all groups, and each agrees with `subtask_of`."""
     parallelism = data.draw(st.integers(1, max_parallelism))
     ranges = [group_range(subtask, parallelism, max_parallelism) for subtask in range(parallelism)]
     assert [group for each in ranges for group in each] == list(range(max_parallelism))

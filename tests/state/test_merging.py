@@ -29,7 +29,6 @@ def _run(sizes: Sizes, changes_per_checkpoint: list[dict[int, int]]) -> tuple[in
     st.lists(st.integers(0, 500), min_size=4, max_size=4), st.lists(st.integers(0, 3), max_size=200), st.integers(1, 50)
 )
 def test_images_cost_a_share_of_the_increments(counts: list[int], groups: list[int], changed: int) -> None:
-    """Images take no more entries than the budget of the whole run allows."""
     sizes = Sizes({group: range(count) for group, count in enumerate(counts)})
     imaged, _, _ = _run(sizes, [{group: min(changed, len(sizes[group]))} for group in groups])
     allowance = sum(max(min(changed, len(sizes[group])) / RATIO, sum(counts) / 16) for group in groups)
@@ -37,7 +36,6 @@ def test_images_cost_a_share_of_the_increments(counts: list[int], groups: list[i
 
 
 def test_steady_changes_are_merged_without_spikes() -> None:
-    """With 2 % of all keys changing, images take a quarter of that, evenly, and no group is forgotten."""
     sizes = Sizes({group: range(8_000) for group in range(128)})
     _, per_checkpoint, merging = _run(sizes, [dict.fromkeys(range(128), 160)] * 600)
     steady = per_checkpoint[300:]
@@ -47,14 +45,12 @@ def test_steady_changes_are_merged_without_spikes() -> None:
 
 
 def test_rare_changes_are_merged_by_age() -> None:
-    """One changed key per checkpoint, anywhere, leaves no increment much older than the cycle."""
     sizes = Sizes({group: range(8_000) for group in range(128)})
     _, _, merging = _run(sizes, [{checkpoint * 37 % 128: 1} for checkpoint in range(2_000)])
     assert min(merging.oldest.values()) > 2_000 - 1.1 * CYCLE_MAX
 
 
 def test_one_hot_key_costs_next_to_nothing() -> None:
-    """A single key that changes all the time has its group rewritten about once in a cycle."""
     sizes = Sizes({group: range(8_000) for group in range(128)})
     imaged, _, _ = _run(sizes, [{5: 1}] * 2_000)
     assert imaged <= 8_000 * (2 * 2_000 / CYCLE_MAX + 1)

@@ -29,7 +29,7 @@ def chain_of(topic: Any, *, compressible: bool) -> StoredState[Any]:
 
     def keep(block: Any) -> None:
         if block is not None:
-            written.append((topic.write(block, block.header.checkpoint), block.header))
+            written.append((topic.put(block), block.header))
 
     written: list[Any] = []
     for checkpoint in range(1, INCREMENTS + 2):
@@ -56,8 +56,6 @@ def keys_read(state: StoredState[Any], bytes_max: int) -> Iterator[int]:
 
 
 def test_what_key_groups_share_is_not_read_for_each(topic: Any) -> None:
-    """Of a long chain of increments, each with something of all key groups, all is read for the first: what is wanted
-    of it for the others is taken then, however little is to be read beside it."""
     state = chain_of(topic, compressible=False)
     assert state.chain.size > 5_000_000
     assert list(keys_read(state, 1_000_000)) == [INCREMENTS + 1] * GROUPS
@@ -67,7 +65,6 @@ def test_what_key_groups_share_is_not_read_for_each(topic: Any) -> None:
 
 
 def test_what_is_shared_is_not_all_decompressed_at_once(topic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond a bound a block is decompressed for each key group: blocks may take many times their size."""
     monkeypatch.setattr(stored, "RAW_BYTES", 1_000_000)
     state = chain_of(topic, compressible=True)
     raw_bytes = GROUPS * (IMAGE_BYTES + INCREMENTS * CHANGE_BYTES)

@@ -42,19 +42,10 @@ def servers(_servers: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def run(kafka: Any) -> Iterator[Callable[..., Any]]:
-    """`run("together:together", "--param", ...)` starts `exactlyonce run` on the cluster; killed with the test."""
-    from running import Run
+    from running import runs_of
 
-    runs: list[Any] = []
-
-    def start(target: str, *arguments: str, **options: Any) -> Any:
-        runs.append(Run(kafka.bootstrap_servers, target, *arguments, **options))
-        return runs[-1]
-
-    yield start
-    for each in runs:
-        if each.process.poll() is None:
-            each.kill()
+    with runs_of(kafka) as start:
+        yield start
 
 
 @pytest.fixture
@@ -62,6 +53,4 @@ def job(servers: Any, kafka: Any, topic_name: str, run: Any, tmp_path: Path) -> 
     """The pipeline that writes to all stores; it has not run yet, and nothing was fed."""
     from jobs import Job
 
-    made = Job(servers, kafka, topic_name, run, tmp_path)
-    made.make()
-    return made
+    return Job(servers, kafka, topic_name, run, tmp_path)

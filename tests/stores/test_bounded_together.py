@@ -29,7 +29,6 @@ SINKS += ["redis-stream", "redis-string", "files-jsonl", "files-parquet"]
 
 
 def loaded(job: Job) -> Loaded:
-    """The pipeline, as units import it."""
     path = str(Path(__file__).parent / "rig")
     params = {"name": job.name}
     reference: dict[str, object] = {"module": "together", "attribute": "together", "params": params, "path": path}
@@ -37,14 +36,12 @@ def loaded(job: Job) -> Loaded:
 
 
 def catch_up(job: Job, parallelism: int, staging: Path, submit: Submit = in_process, chunk: int = 5_000_000) -> Summary:
-    """Advance to the latest offsets, with units run here."""
     client = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
     options = RunOptions(client, parallelism=parallelism)
     return CatchingUp(loaded(job), options, submit, staging, Silent(), chunk_records=chunk).run()
 
 
 def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
-    """Every unit runs two times; the second attempt counts."""
     for each in work:
         perform(each, f"{stage}-0")
     return [perform(each, f"{stage}-1") for each in work]
@@ -52,8 +49,6 @@ def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
 
 @pytest.mark.exhaustive(matrix=True)
 def test_in_process(job: Job, tmp_path: Path) -> None:
-    """Local runs and bounded work, in chunks and with units that run twice, each go on where the other ended; an audit
-    judges what is in Kafka, and names the sinks that it does not judge."""
     job.feed(600)
     job.finish()
     job.feed(900)
@@ -71,8 +66,6 @@ def test_in_process(job: Job, tmp_path: Path) -> None:
 
 
 class Command:
-    """`exactlyonce NAME together:together` on Spark, to its end."""
-
     def __init__(self, job: Job, folder: Path, name: str, *options: str, failpoints: str = "") -> None:
         fired = folder / f"fired-{name}"
         fired.mkdir(exist_ok=True)
@@ -91,7 +84,6 @@ class Command:
 @pytest.mark.spark
 @pytest.mark.exhaustive(matrix=True)
 def test_on_spark(job: Job, tmp_path: Path) -> None:
-    """Backfill with tasks that are killed and tried again, a local run, catch-up, and an audit."""
     job.feed(3000)
     armed = "unit-computed=kill,publication-flushed=raise"
     command = Command(job, tmp_path, "backfill", "--chunk-records", "2000", failpoints=armed)
@@ -116,7 +108,6 @@ def test_on_spark(job: Job, tmp_path: Path) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize(("step", "nth"), [("coordinator-decided", 1), ("store-committing", 3), ("store-committed", 9)])
 def test_the_driver_is_killed_on_spark(step: str, nth: int, job: Job, tmp_path: Path) -> None:
-    """Between the decision and the last of the stores: the local engine brings the others what they lack."""
     job.feed(2000)
     command = Command(job, tmp_path, "backfill", "--parallelism", "2", failpoints=f"{step}=kill@{nth}")
     assert command.code == -9, command.said

@@ -15,16 +15,14 @@ pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
 
 def await_waiting(incarnation: Run, store: str) -> None:
-    """Until it says that it waits for a sink of *store*."""
     incarnation.await_event(lambda event: f"waiting for the store of sink '{store}-" in event.get("text", ""))
 
 
 @pytest.mark.exhaustive(matrix=True)
 def test_each_server_is_killed(job: Job) -> None:
-    """One after the other is killed and started again while the job runs on, which restarts nothing."""
     feed = Feed(job)
     feed.start()
-    incarnation = job.run("--parallelism", "2")
+    incarnation = job.start("--parallelism", "2")
     for store in STORES:
         incarnation.await_checkpoint()
         job.servers.kill(store)
@@ -43,10 +41,9 @@ def test_each_server_is_killed(job: Job) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_server_that_is_paused(store: str, job: Job) -> None:
-    """For some seconds nobody answers, and the connections stay: the commit comes later, once."""
     feed = Feed(job)
     feed.start()
-    incarnation = job.run("--parallelism", "2")
+    incarnation = job.start("--parallelism", "2")
     for _ in range(3):
         incarnation.await_checkpoint()
         job.servers.pause(store)
@@ -65,9 +62,8 @@ def test_a_server_that_is_paused(store: str, job: Job) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_server_that_is_away_for_a_minute(store: str, job: Job) -> None:
-    """All rows come once, and nothing is restarted."""
     job.feed()
-    incarnation = job.run("--parallelism", "2")
+    incarnation = job.start("--parallelism", "2")
     incarnation.await_checkpoint()
     job.servers.kill(store)
     try:
@@ -86,16 +82,15 @@ def test_a_server_that_is_away_for_a_minute(store: str, job: Job) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_kill_while_a_server_is_away(store: str, job: Job) -> None:
-    """The coordinator dies while it waits; the next waits as long, and says who is away; then all agree."""
     job.feed()
-    incarnation = job.run("--parallelism", "2")
+    incarnation = job.start("--parallelism", "2")
     incarnation.await_checkpoint()
     job.servers.kill(store)
     try:
         job.feed()
         await_waiting(incarnation, store)
         incarnation.kill()
-        again = job.run("--until", "latest", "--store-timeout", "2s")
+        again = job.start("--until", "latest", "--store-timeout", "2s")
         assert again.wait() == 4, again.said
     finally:
         job.servers.start(store)
@@ -106,9 +101,8 @@ def test_a_kill_while_a_server_is_away(store: str, job: Job) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_worker_is_killed_while_a_server_is_away(store: str, job: Job) -> None:
-    """The job restarts as often as it takes, without an end, until the server is there."""
     job.feed()
-    incarnation = job.run("--parallelism", "2")
+    incarnation = job.start("--parallelism", "2")
     worker = incarnation.await_step("deployed")["workers"][1]
     incarnation.await_checkpoint()
     job.servers.kill(store)
@@ -129,10 +123,9 @@ def test_a_worker_is_killed_while_a_server_is_away(store: str, job: Job) -> None
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_kills_of_a_server_at_each_commit(store: str, job: Job) -> None:
-    """A server that dies again and again, in the middle of whatever it does."""
     feed = Feed(job, number=400)
     feed.start()
-    incarnation = job.run("--parallelism", "2")
+    incarnation = job.start("--parallelism", "2")
     for number in range(8):
         incarnation.await_step("decided")
         time.sleep(0.02 * number)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import running
 from bounded import Silent
-from counting import Totals
 from jobs import Job, assert_no_secret
-from running import QUICK, Run, orders
+from running import Fed, Run, assert_updates, await_stopped, orders
 from servers import DATABASE, STORES, Servers
-from test_zombies import await_stopped
 from together import table
+from waiting import until
 
 from exactlyonce.checkpoint import leader
 from exactlyonce.checkpoint.records import history
@@ -33,7 +33,7 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.sinks.postgres import store as postgres_store
 from exactlyonce.sinks.postgres.connection import Limits
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, KafkaCluster
 
 pytestmark = pytest.mark.broker
 
@@ -41,53 +41,34 @@ USER, RECORD, AWAY, FENCED, HALTED = 2, 3, 4, 5, 6
 TABLES = ("postgres", "mariadb")
 
 
-class Alone:
-    """`together:alone`: a pipeline that writes to one store, fed with some orders."""
-
-    def __init__(self, servers: Servers, kafka: KafkaCluster, name: str, run: Callable[..., Run], store: str) -> None:
-        self.servers, self.kafka, self.name, self.store = servers, kafka, name, store
-        self.target = f"{name}:totals" if store == "redis" else table(name, "alone")
-        self.fed: list[tuple[str, str]] = []
-        self.incarnations: list[Run] = []
-        self._run = run
-        kafka.create_topic(f"{name}-in", 2)
+class Alone(running.Job):
+    def __init__(
+        self, servers: Servers, kafka: KafkaCluster, name: str, run: Callable[..., Run], store: str, target: str = ""
+    ) -> None:
+        self.servers, self.store = servers, store
+        self.target = target or (f"{name}:totals" if store == "redis" else table(name, "alone"))
+        given = ("--param", f"store={store}", "--param", f"target={self.target}")
+        super().__init__(run, kafka, name, "together:alone", *given, partitions=2)
         self.feed()
 
-    def feed(self, number: int = 500, first: int = 0, **fields: Any) -> None:
-        """More orders; *fields* are those of each that are to be others."""
-        more = orders(number, first=first + len(self.fed))
-        changed = [(key, json.dumps({**json.loads(value), **fields})) for key, value in more]
-        self.kafka.produce(f"{self.name}-in", changed)
-        self.fed += changed
+    def feed(self, count: int = 500, to: str = "in", customers: int = 17, partition: int = BY_KEY) -> Fed:
+        return super().feed(count, to, customers, partition)
 
-    def start(self, *arguments: str, **options: Any) -> Run:
-        """Begin an incarnation."""
-        given = {"name": self.name, "store": self.store, "target": self.target}
-        params = [part for name, value in given.items() for part in ("--param", f"{name}={value}")]
-        self.incarnations.append(self._run("together:alone", *params, *QUICK, *arguments, **options))
-        return self.incarnations[-1]
-
-    def ended(self, *arguments: str, **options: Any) -> tuple[int, str]:
-        """(exit code, what it said) of a bounded run."""
-        incarnation = self.start("--until", "latest", *arguments, **options)
-        code = incarnation.wait()
+    def finish(self, *arguments: str, code: int = 0, **options: Any) -> Run:
+        incarnation = super().finish(*arguments, code=code, **options)
         assert "Traceback" not in incarnation.said
-        return code, incarnation.said
+        return incarnation
 
     def incarnation(self) -> int:
-        """The newest that has fenced another."""
-        read = read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
-        return max(read.incarnations, default=0)
+        return max(self.history().incarnations, default=0)
 
     def assert_exact(self) -> None:
-        """Each order gave one row."""
-        Totals(self.fed).assert_appended(self.store, self.servers.appended(self.store, self.target))
+        rows = self.servers.appended(self.store, self.target)
+        assert_updates([row._asdict() for row in rows], self.fed, self.store)
 
 
 @pytest.fixture
 def alone(servers: Servers, kafka: KafkaCluster, topic_name: str, run: Any) -> Callable[[str], Alone]:
-    """`alone("redis")`: a pipeline that has not run yet; a table is there."""
-
     def made(store: str) -> Alone:
         pipeline = Alone(servers, kafka, topic_name, run, store)
         if store != "redis":
@@ -100,16 +81,14 @@ def alone(servers: Servers, kafka: KafkaCluster, topic_name: str, run: Any) -> C
 @pytest.mark.exhaustive(matrix=True, in_all=["mariadb"])
 @pytest.mark.parametrize("store", STORES)
 def test_a_wrong_password(store: str, alone: Any) -> None:
-    """It names the sink, fences nobody, and shows neither password."""
     pipeline = alone(store)
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     before, wrong = pipeline.incarnation(), "wr0ng/p@ss"
-    code, said = pipeline.ended(env=pipeline.servers.addresses(wrong))
-    assert code == USER, said
+    said = pipeline.finish(env=pipeline.servers.addresses(wrong), code=USER).said
     assert "Sink 'rows': " in said
     assert pipeline.incarnation() == before
     pipeline.feed()
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     pipeline.assert_exact()
     assert_no_secret(pipeline.kafka, pipeline.name, pipeline.incarnations)
     assert_no_secret(pipeline.kafka, pipeline.name, [], wrong)
@@ -119,53 +98,47 @@ def test_a_wrong_password(store: str, alone: Any) -> None:
 @pytest.mark.exhaustive(matrix=True, in_all=["postgres"])
 @pytest.mark.parametrize("store", TABLES)
 def test_a_missing_table_and_a_missing_column(store: str, alone: Any) -> None:
-    """At the start, before anything is fenced; with the column, all rows come."""
     pipeline = alone(store)
     pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} RENAME TO elsewhere")
-    code, said = pipeline.ended()
-    assert (code, pipeline.target in said) == (USER, True), said
+    assert pipeline.target in pipeline.finish(code=USER).said
     pipeline.servers.sql(store, f"ALTER TABLE elsewhere RENAME TO {pipeline.target}")
     pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} DROP COLUMN sum")
-    code, said = pipeline.ended()
-    assert (code, "'sum'" in said) == (USER, True), said
+    assert "'sum'" in pipeline.finish(code=USER).said
     assert pipeline.incarnation() == 0
     pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} ADD COLUMN sum bigint NOT NULL")
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     pipeline.assert_exact()
 
 
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 def test_a_value_that_does_not_fit(store: str, alone: Any) -> None:
-    """The run ends with the place of the record, and nothing of its checkpoint is written; then the column is wider."""
     pipeline = alone(store)
     pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} DROP COLUMN sum")
     pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} ADD COLUMN sum smallint NOT NULL")
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     before = pipeline.servers.appended(store, pipeline.target)
     pipeline.feed(10)
-    pipeline.feed(1, total=1_000_000)
-    code, said = pipeline.ended("--parallelism", "2")
-    assert code == RECORD, said
+    pipeline.fed.append(("", json.dumps({"id": len(pipeline.fed), "customer": "c0", "total": 1_000_000})))
+    pipeline.kafka.produce(pipeline.topic, pipeline.fed[-1:])
+    said = pipeline.finish("--parallelism", "2", code=RECORD).said
     assert re.search(rf"Sink 'rows' cannot write the record at {pipeline.name}-in\[\d\] offset \d+: sum: ", said), said
     assert re.search(rf"column of table .*{pipeline.target}.* is smallint.* nothing is lost", said), said
     assert pipeline.servers.appended(store, pipeline.target) == before
     statement = "ALTER COLUMN sum TYPE bigint" if store == "postgres" else "MODIFY COLUMN sum bigint NOT NULL"
     pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} {statement}")
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     pipeline.assert_exact()
 
 
 @pytest.mark.exhaustive(matrix=True)
 def test_a_key_of_another_type(alone: Any) -> None:
-    """Redis holds something else under the stream's key: a halt that names it, and the rows come once it is gone."""
     pipeline = alone("redis")
     pipeline.servers.redis.client.set(pipeline.target, "something else")
-    code, said = pipeline.ended()
-    assert code == HALTED, said
+    said = pipeline.finish(code=HALTED).said
     assert "Rename or delete that key" in said
     pipeline.servers.redis.client.delete(pipeline.target)
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     pipeline.assert_exact()
 
 
@@ -174,13 +147,10 @@ def test_a_key_of_another_type(alone: Any) -> None:
 def test_two_pipelines_into_one_target(
     store: str, servers: Servers, kafka: KafkaCluster, topic_name: str, run: Any, tmp_path: Path
 ) -> None:
-    """They share it and the ledger, at the same time, one of them killed, and each has its rows once."""
-    first, second = (Alone(servers, kafka, f"{which}-{topic_name}", run, store) for which in ("a", "b"))
-    second.target = first.target
+    first = Alone(servers, kafka, f"a-{topic_name}", run, store)
+    second = Alone(servers, kafka, f"b-{topic_name}", run, store, first.target)
     if store != "redis":
         servers.make_table(store, first.target)
-    second.fed.clear()
-    kafka.create_topic(f"{second.name}-in2", 1)
     both = (first, second)
     jobs = [each.start("--parallelism", "2") for each in both]
     for each in jobs:
@@ -188,55 +158,46 @@ def test_two_pipelines_into_one_target(
     jobs[0].await_step("decided")
     jobs[0].kill()
     first.feed()
-    second.feed(first=10_000)
+    kafka.produce(second.topic, orders(500, first=10_000))
     jobs[1].kill()
     for pipeline in both:
-        assert pipeline.ended()[0] == 0
+        pipeline.finish()
     ids = [row.id for row in servers.appended(store, first.target)]
-    wanted = [json.loads(value)["id"] for value in (v for each in both for _, v in kafka_input(kafka, each.name))]
-    assert sorted(ids) == sorted(wanted)
-
-
-def kafka_input(kafka: KafkaCluster, name: str) -> list[tuple[str, str]]:
-    """What a pipeline was fed with."""
-    return [("", (record.value or b"").decode()) for record in kafka.read_committed(f"{name}-in")]
+    fed = [json.loads(record.value or b"")["id"] for each in both for record in kafka.read_committed(each.topic)]
+    assert sorted(ids) == sorted(fed)
 
 
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 @pytest.mark.parametrize("create", ["", "yes"])
 def test_a_dropped_table(store: str, create: str, alone: Any) -> None:
-    """It is not made anew in silence: what the ledger says is in it would be missing."""
     pipeline = alone(store)
-    assert pipeline.ended("--param", f"create={create}")[0] == 0
+    pipeline.finish("--param", f"create={create}")
     pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target} RENAME TO {pipeline.target}_kept")
     pipeline.feed()
     for _ in range(2):
-        code, said = pipeline.ended("--param", f"create={create}")
-        assert code == USER, said
+        said = pipeline.finish("--param", f"create={create}", code=USER).said
         assert pipeline.target in said
     pipeline.servers.sql(store, f"ALTER TABLE {pipeline.target}_kept RENAME TO {pipeline.target}")
-    assert pipeline.ended("--param", f"create={create}")[0] == 0
+    pipeline.finish("--param", f"create={create}")
     pipeline.assert_exact()
 
 
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 def test_a_truncated_table(store: str, alone: Any) -> None:
-    """Rows that somebody has removed do not come again, and what comes next comes once: a table is its users'."""
+    """Rows that somebody has removed do not come again: a table is its users'."""
     pipeline = alone(store)
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     before = len(pipeline.fed)
     pipeline.servers.sql(store, f"TRUNCATE TABLE {pipeline.target}")
     pipeline.feed()
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     ids = [row.id for row in pipeline.servers.appended(store, pipeline.target)]
     assert sorted(ids) == sorted(json.loads(value)["id"] for _, value in pipeline.fed[before:])
 
 
 class Backup:
-    """What a dump of a store holds of one pipeline: its rows and its ledger."""
-
     def __init__(self, servers: Servers, store: str, target: str, pipeline: str) -> None:
         self._servers, self._store, self._target = servers, store, target
         self._client = servers.redis.client
@@ -251,7 +212,6 @@ class Backup:
         self._rows = {name: servers.sql(store, f"SELECT * FROM {name} {where}") for name, where in self._tables.items()}
 
     def restore(self) -> None:
-        """Put all of it back."""
         if self._store == "redis":
             for key, value in self._dumps.items():
                 self._raw.restore(key, 0, value, replace=True)
@@ -265,43 +225,39 @@ class Backup:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_store_that_is_restored_from_a_dump(store: str, alone: Any) -> None:
-    """A halt with the choices, again and again; with what it had at last it goes on."""
     pipeline = alone(store)
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     backup = Backup(pipeline.servers, store, pipeline.target, pipeline.name)
     pipeline.feed()
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     newest = Backup(pipeline.servers, store, pipeline.target, pipeline.name)
     backup.restore()
     pipeline.feed()
     for _ in range(2):
-        code, said = pipeline.ended()
-        assert code == HALTED, said
+        said = pipeline.finish(code=HALTED).said
         assert "the store was restored from a backup" in said
         assert "Choices: (1)" in said
     newest.restore()
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     pipeline.assert_exact()
 
 
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 def test_a_ledger_that_was_dropped(store: str, alone: Any) -> None:
-    """Without it nobody knows what is in the table: a halt, also at the second start, for which a ledger is there."""
     pipeline = alone(store)
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     pipeline.servers.sql(store, "ALTER TABLE exactlyonce_ledger RENAME TO kept_ledger")
     try:
         pipeline.feed()
         for _ in range(2):
-            code, said = pipeline.ended()
-            assert code == HALTED, said
+            said = pipeline.finish(code=HALTED).said
             assert "has nothing" in said
             assert f"(table exactlyonce_ledger in the {'schema' if store == 'postgres' else 'database'} of" in said
     finally:
         pipeline.servers.sql(store, "DROP TABLE exactlyonce_ledger")
         pipeline.servers.sql(store, "ALTER TABLE kept_ledger RENAME TO exactlyonce_ledger")
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     pipeline.assert_exact()
 
 
@@ -309,7 +265,7 @@ def test_a_ledger_that_was_dropped(store: str, alone: Any) -> None:
 @pytest.mark.parametrize("step", ["coordinator-decided", "store-committing", "store-committed"])
 @pytest.mark.parametrize("nth", [1, 4])
 def test_a_zombie_leader(step: str, nth: int, job: Job) -> None:
-    """It sleeps in the middle of the commits while another finishes them, wakes up, writes nothing, and is fenced."""
+    """It sleeps in the middle of the commits, another finishes them, and it wakes up."""
     job.feed()
     zombie = job.armed(step, "--parallelism", "2", action="stop", nth=nth)
     await_stopped(zombie.process.pid)
@@ -326,8 +282,7 @@ def test_a_zombie_leader(step: str, nth: int, job: Job) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", TABLES)
 def test_a_zombie_within_a_transaction(store: str, alone: Any) -> None:
-    """The leader is stopped while the store writes its rows, and holds locks: the next one gets past it, and the rows
-    come once, whatever the zombie does when it wakes up."""
+    """The leader is stopped while it holds locks in the store: the next one gets past it."""
     pipeline = alone(store)
     zombie = pipeline.start()
     zombie.await_checkpoint()
@@ -337,14 +292,13 @@ def test_a_zombie_within_a_transaction(store: str, alone: Any) -> None:
     os.kill(zombie.process.pid, signal.SIGSTOP)
     held.close()
     began = time.monotonic()
-    code, said = pipeline.ended()
-    assert code == 0, said
+    pipeline.finish()
     print(f"{store}: the next one got past it in {time.monotonic() - began:.0f} s")
     pipeline.assert_exact()
     os.kill(zombie.process.pid, signal.SIGCONT)
     assert zombie.wait() == FENCED, zombie.said
     pipeline.feed()
-    assert pipeline.ended()[0] == 0
+    pipeline.finish()
     pipeline.assert_exact()
 
 
@@ -368,10 +322,7 @@ def test_an_apply_that_takes_longer_than_a_silence(alone: Any, tmp_path: Path, m
         try:
             await_blocked(pipeline.servers, store)
             long_after_ms = SystemClock().now_ms() + 2 * history.SILENCE_MS
-            deadline = time.monotonic() + LIMIT_S
-            while read_history(settings, pipeline.name).living(long_after_ms) is None:
-                assert time.monotonic() < deadline, "a heartbeat comes a silence after it was held up"
-                time.sleep(0.1)
+            until(lambda: read_history(settings, pipeline.name).living(long_after_ms), pause_s=0.1)  # a heartbeat comes
             assert not running.done()
         finally:
             held.close()
@@ -381,7 +332,6 @@ def test_an_apply_that_takes_longer_than_a_silence(alone: Any, tmp_path: Path, m
 
 
 def hold(servers: Servers, store: str, target: str) -> Any:
-    """A connection that holds a lock on the table, so that nobody writes rows."""
     if store == "postgres":
         import psycopg
 
@@ -394,12 +344,8 @@ def hold(servers: Servers, store: str, target: str) -> Any:
 
 
 def await_blocked(servers: Servers, store: str) -> None:
-    """Until somebody waits for that lock."""
     waiting = {
         "postgres": "SELECT count(*) FROM pg_locks WHERE NOT granted",
         "mariadb": "SELECT count(*) FROM information_schema.processlist WHERE state LIKE 'Waiting for table%'",
     }
-    deadline = time.monotonic() + LIMIT_S
-    while servers.sql(store, waiting[store])[0][0] == 0:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: servers.sql(store, waiting[store])[0][0], pause_s=0.05)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
+from collections import Counter
 
 import pytest
-from counting import Totals, count, exact
 from jobs import Job
+from running import assert_once
 from servers import FORMATS, STORES, Row
 from together import table
-
-from exactlyonce.testing.cluster import LIMIT_S
+from waiting import until
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow]
 
@@ -20,33 +19,26 @@ PLACES = (*STORES, *FORMATS)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("delivery", "never"), [("at_least_once", "missing"), ("at_most_once", "doubled")])
 def test_through_a_kill(job: Job, delivery: str, never: str) -> None:
-    """Every store is written to without a restart, and after a kill the next run goes on; what was fed then is there
-    once, for the end is clean."""
-    job.target = ("together:weaker", "--param", f"delivery={delivery}")
+    target, weaker = "together:weaker", ("--param", f"delivery={delivery}")
     job.feed()
-    first = job.run("--parallelism", "2")
-    deadline = time.monotonic() + LIMIT_S
-    while any(not rows_of(job, place) for place in PLACES):
-        assert time.monotonic() < deadline, first.said
-        time.sleep(0.05)
+    first = job.start(*weaker, "--parallelism", "2", target=target)
+    until(lambda: all(rows_of(job, place) for place in PLACES), told=lambda: first.said, pause_s=0.05)
     job.feed()
     first.await_event(lambda event: event["event"] == "checkpoint")
     assert "restarting" not in first.said
     first.kill()
     fed_before = len(job.fed)
-    job.finish()
+    job.finish(*weaker, target=target)
     job.feed(500)
-    job.finish("--parallelism", "3")
-    totals = Totals(job.fed)
-    late = {number for number in totals.given if number >= fed_before}
+    job.finish(*weaker, "--parallelism", "3", target=target)
     for place in PLACES:
         ids = [row.id for row in rows_of(job, place)]
-        assert getattr(count(ids, totals.given), never) == 0, place
-        assert count((each for each in ids if each in late), dict.fromkeys(late)) == exact(500), place
+        wrong = {"missing": {*range(len(job.fed))} - {*ids}, "doubled": Counter(ids) - Counter({*ids})}
+        assert not wrong[never], place
+        assert_once([each for each in ids if each >= fed_before], job.fed[fed_before:], place)
 
 
 def rows_of(job: Job, place: str) -> list[Row]:
-    """What is there now."""
     if place in FORMATS:
         return job.servers.filed(job.name, place)
     return job.servers.appended(place, f"{job.name}:totals" if place == "redis" else table(job.name, "append"))

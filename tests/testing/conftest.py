@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -16,13 +16,27 @@ if TYPE_CHECKING:
     from exactlyonce.testing.cluster import KafkaCluster
 
 
+class Mutant(NamedTuple):
+    """A class that leaves out a rule: what is replaced, by what, the test that fails, and some of what it says."""
+
+    owner: Any
+    name: str
+    defect: Any
+    test: str
+    says: str
+
+    def is_missed_by(self, contract: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(self.owner, self.name, self.defect, raising=False)
+        with pytest.raises(Exception, match=f"(?i){self.says}"):
+            getattr(contract, f"test_{self.test}")()
+
+
 def _sleep(duration_ms: int) -> None:
     time.sleep(duration_ms / 1000)
 
 
 @pytest.fixture
 def pause() -> Callable[[int], None]:
-    """How a real broker is waited for."""
     return _sleep
 
 
@@ -38,8 +52,6 @@ def model(clock: SimulatedClock) -> BrokerModel:
 
 @pytest.fixture
 def new_model_stage() -> Callable[[], Stage]:
-    """Makes a stage on a broker model of its own."""
-
     def make() -> Stage:
         clock = SimulatedClock()
         return Stage(BrokerModel(clock), clock.advance, "")
@@ -56,7 +68,6 @@ def real_broker(kafka: KafkaCluster) -> Iterator[RealBroker]:
 
 @pytest.fixture
 def new_real_stage(real_broker: RealBroker, topic_name: str) -> Callable[[], Stage]:
-    """Makes a stage on the real broker with names of its own."""
     stages = 0
 
     def make() -> Stage:
@@ -69,6 +80,5 @@ def new_real_stage(real_broker: RealBroker, topic_name: str) -> Callable[[], Sta
 
 @pytest.fixture(params=["model", pytest.param("real", marks=pytest.mark.broker)])
 def stage(request: pytest.FixtureRequest) -> Stage:
-    """A stage: once the model's, once the real broker's."""
     made: Stage = request.getfixturevalue(f"new_{request.param}_stage")()
     return made

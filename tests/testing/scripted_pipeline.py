@@ -11,7 +11,6 @@ from exactlyonce.testing.scripted import crash_once
 
 
 def add(total: int | None, number: int) -> tuple[int, list[int]]:
-    """The sum so far, and with which number it was reached."""
     total = (total or 0) + number
     return total, [number, total]
 

@@ -35,16 +35,19 @@ def values(model: BrokerModel, partition: int) -> list[bytes]:
     return [record.value for record in model.fetch("t", partition).records]
 
 
+def state(model: BrokerModel) -> str:
+    found = model.describe_transactions(["a"])["a"]
+    assert found is not None
+    return found.state
+
+
 def test_a_commit_becomes_visible_one_partition_after_the_other(
     stage: Stage, model: BrokerModel, clock: SimulatedClock
 ) -> None:
-    """Markers take time, each partition its own; the id is complete only after all of them."""
     play([End("a", commit=True, settle=False)], stage)
     seen = []
     for _ in range(4):
-        state = model.describe_transactions(["a"])["a"]
-        assert state is not None
-        seen.append((values(model, 0), values(model, 1), state.state))
+        seen.append((values(model, 0), values(model, 1), state(model)))
         clock.advance(model.settings.marker_delay_ms)
     assert seen == [
         ([], [], "PrepareCommit"),
@@ -55,7 +58,6 @@ def test_a_commit_becomes_visible_one_partition_after_the_other(
 
 
 def test_missing_markers_are_written_by_the_next_life(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
-    """A broker that crashed between two markers writes both in its next life, the first of them a second time."""
     play([End("a", commit=True, settle=False)], stage)
     clock.advance(model.settings.marker_delay_ms)
     assert (values(model, 0), values(model, 1)) == ([b"x"], [])
@@ -68,15 +70,12 @@ def test_missing_markers_are_written_by_the_next_life(stage: Stage, model: Broke
 
 
 def test_a_lost_marker_hangs_its_partition(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
-    """Where the broker loses a marker, the transaction looks complete and its records stay invisible permanently."""
     play([End("a", commit=True, settle=False)], stage)
     model.stop()
     model.start(lose_markers=True)
     after = (Init("a"), Produce("a", "t", 0, ["z"]), End("a", commit=True))
     assert play([End("a", commit=True), *after], stage)[0] == "NONE"
-    state = model.describe_transactions(["a"])["a"]
-    assert state is not None
-    assert state.state == "CompleteCommit"
+    assert state(model) == "CompleteCommit"
     assert values(model, 1) == []
     assert model.fetch("t", 1).last_stable_offset == 0
     assert [each.transaction_start_offset for each in model.describe_producers([("t", 1)])] == [0]
@@ -86,7 +85,6 @@ def test_a_lost_marker_hangs_its_partition(stage: Stage, model: BrokerModel, clo
 def test_the_next_end_there_decides_what_hangs(
     stage: Stage, model: BrokerModel, clock: SimulatedClock, commit: bool, shown: list[bytes]
 ) -> None:
-    """Where a marker was lost, the producer id's next marker ends both: a commit without records repairs it."""
     play([End("a", commit=True, settle=False)], stage)
     model.stop()
     model.start(lose_markers=True)
@@ -96,7 +94,6 @@ def test_the_next_end_there_decides_what_hangs(
 
 
 def test_nothing_answers_while_the_broker_is_down(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
-    """Every operation raises NoAnswer; a transaction that timed out meanwhile is aborted after the start."""
     model.stop()
     with pytest.raises(NoAnswer):
         model.fetch("t", 0)
@@ -104,15 +101,12 @@ def test_nothing_answers_while_the_broker_is_down(stage: Stage, model: BrokerMod
         model.end_txn("a", 0, 0, commit=True)
     clock.advance(3_600_000)
     model.start()
-    state = model.describe_transactions(["a"])["a"]
-    assert state is not None
-    assert state.state == "Ongoing"
+    assert state(model) == "Ongoing"
     clock.advance(model.settings.timeout_check_interval_ms + 100)
     assert play([End("a", commit=True), Read("t", 0)], stage) == ["INVALID_TXN_STATE", ("NONE", (0, 2, 2), [])]
 
 
 def test_time_can_pass_in_one_leap_or_in_many(clock: SimulatedClock) -> None:
-    """A day in one step shows the same as a day in many."""
     seen = []
     for steps in (1, 24 * 3_600):
         clock = SimulatedClock()
@@ -130,7 +124,6 @@ def test_time_can_pass_in_one_leap_or_in_many(clock: SimulatedClock) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_copy_goes_its_own_way(seed: int) -> None:
-    """At any point of a history, a copy goes on exactly like the original, and neither notices the other."""
     history = random_history(seed)
     for cut in range(0, len(history), 7):
         clock = SimulatedClock()
@@ -146,7 +139,6 @@ def test_a_copy_goes_its_own_way(seed: int) -> None:
 
 
 def test_a_copy_keeps_pending_markers(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
-    """A copy taken while markers are being written writes them on its own clock, and the original on its own."""
     play([End("a", commit=True, settle=False)], stage)
     copied_clock = clock.copy()
     copy = model.copy(copied_clock)
@@ -158,7 +150,6 @@ def test_a_copy_keeps_pending_markers(stage: Stage, model: BrokerModel, clock: S
 
 
 def test_a_jump_of_the_wall_clock_times_nothing_out(stage: Stage, model: BrokerModel, clock: SimulatedClock) -> None:
-    """The model's timeouts go by the monotonic clock: an hour forward or back changes nothing."""
     clock.jump(3_600_000)
     clock.advance(20_000)
     clock.jump(-7_200_000)
@@ -166,7 +157,6 @@ def test_a_jump_of_the_wall_clock_times_nothing_out(stage: Stage, model: BrokerM
 
 
 def test_a_compacted_tombstone_goes_on_a_later_round(model: BrokerModel, clock: SimulatedClock) -> None:
-    """A tombstone hides its key at once and is itself removed by a round that drops tombstones."""
     stage = Stage(model, clock.advance, "")
     deleted = Produce("i", "c", 0, [("k", "1"), ("j", "1"), ("k", None)])
     play([CreateTopic("c", compact=True), Init("i", transactional=False), deleted], stage)

@@ -35,14 +35,13 @@ QUICK = {
     "log.cleaner.min.cleanable.ratio": "0.0001",
     "log.roll.ms": "100",
 }
-FORGETFUL = {"transactional.id.expiration.ms": "1000", "producer.id.expiration.ms": "1000"}
+FORGETFUL = {"transactional.id.expiration.ms": "5000", "producer.id.expiration.ms": "5000"}
 
 NewStage = Callable[[Mapping[str, str]], tuple[Stage, Callable[[], None]]]
 """Given Kafka's settings, makes a stage, and a function that kills its broker and brings it up again."""
 
 
 def new_model(settings: Mapping[str, str]) -> tuple[Stage, Callable[[], None]]:
-    """A stage on a model with these settings."""
     broker_settings = BrokerSettings(
         timeout_check_interval_ms=int(settings["transaction.abort.timed.out.transaction.cleanup.interval.ms"]),
         expiration_check_interval_ms=int(settings["transaction.remove.expired.transaction.cleanup.interval.ms"]),
@@ -62,7 +61,6 @@ def new_model(settings: Mapping[str, str]) -> tuple[Stage, Callable[[], None]]:
 
 @pytest.fixture(params=["model", pytest.param("real", marks=[pytest.mark.broker, pytest.mark.slow])])
 def new_stage(request: pytest.FixtureRequest) -> Iterator[NewStage]:
-    """Makes stages on brokers with settings of their own."""
     if request.param == "model":
         yield new_model
         return
@@ -85,7 +83,6 @@ def new_stage(request: pytest.FixtureRequest) -> Iterator[NewStage]:
 
 
 def await_seen(stage: Stage, step: Step, expected: object) -> None:
-    """Look again until *step* sees what is expected."""
     for _ in range(AWAIT_LIMIT_MS // 10):
         seen = step.play(stage)
         if seen == expected:

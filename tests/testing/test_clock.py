@@ -8,7 +8,6 @@ from exactlyonce.testing import SimulatedClock
 
 
 def test_time_passes_only_when_told(clock: SimulatedClock) -> None:
-    """Both times stand still, and move by exactly what they are advanced."""
     before = clock.now_ms()
     assert (clock.now_ms(), clock.monotonic_ms()) == (before, 0)
     clock.advance(1_500)
@@ -16,7 +15,6 @@ def test_time_passes_only_when_told(clock: SimulatedClock) -> None:
 
 
 def test_timers_fire_in_order_each_at_its_time(clock: SimulatedClock) -> None:
-    """Timers fire by time, those of one time in the order in which they were set, also those set by a timer."""
     fired: list[tuple[str, int]] = []
 
     def note(name: str) -> None:
@@ -36,7 +34,6 @@ def test_timers_fire_in_order_each_at_its_time(clock: SimulatedClock) -> None:
 
 
 def test_a_cancelled_timer_does_not_fire(clock: SimulatedClock) -> None:
-    """Cancelling keeps a timer from firing; cancelling one that has fired does nothing."""
     fired = []
     timer = clock.call_after(10, lambda: fired.append("cancelled"))
     other = clock.call_after(10, lambda: fired.append("kept"))
@@ -47,7 +44,6 @@ def test_a_cancelled_timer_does_not_fire(clock: SimulatedClock) -> None:
 
 
 def test_one_can_go_from_timer_to_timer(clock: SimulatedClock) -> None:
-    """advance_to_timer moves to the next timer, however far, and says when there is none left."""
     fired: list[int] = []
     clock.call_after(1_000_000, lambda: fired.append(clock.monotonic_ms()))
     assert clock.advance_to_timer()
@@ -63,7 +59,6 @@ def test_a_timer_may_advance_the_clock(clock: SimulatedClock) -> None:
 
 
 def test_a_jump_moves_only_the_wall_clock(clock: SimulatedClock) -> None:
-    """Setting the wall clock fires no timer and leaves the monotonic time alone."""
     before = clock.now_ms()
     fired: list[str] = []
     clock.call_after(10, lambda: fired.append("timer"))
@@ -72,7 +67,6 @@ def test_a_jump_moves_only_the_wall_clock(clock: SimulatedClock) -> None:
 
 
 def test_a_copied_clock_stands_at_the_same_time(clock: SimulatedClock) -> None:
-    """A copy shows the same times and then goes its own way, without the timers."""
     clock.advance(5)
     clock.jump(7)
     clock.call_after(1, lambda: None)
@@ -84,7 +78,6 @@ def test_a_copied_clock_stands_at_the_same_time(clock: SimulatedClock) -> None:
 
 
 def test_the_machines_clock_grows() -> None:
-    """The system clock is a Clock; its monotonic time never goes back and its wall time is later than this test."""
     clock: Clock = SystemClock()
     times = [clock.monotonic_ms() for _ in range(1_000)]
     assert times == sorted(times)

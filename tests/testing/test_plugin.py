@@ -9,15 +9,15 @@ import sys
 import pytest
 from confluent_kafka import Producer
 
+from exactlyonce.testing.cluster import LIMIT_S
+
 
 def test_topic_name(topic_name: str) -> None:
-    """A topic name carries the name of its test and nothing that Kafka or a pipeline's name would refuse."""
     assert topic_name.startswith("test-topic-name-")
     assert re.fullmatch(r"[A-Za-z0-9_-]+", topic_name)
 
 
 def test_the_plugin_imports_no_client() -> None:
-    """Loading the plugin imports neither a Kafka client nor the engine."""
     code = (
         "import sys, exactlyonce.testing.plugin\n"
         "print([m for m in sys.modules if m.startswith(('confluent_kafka', 'kafka', 'exactlyonce.engines'))])"
@@ -29,7 +29,6 @@ def test_the_plugin_imports_no_client() -> None:
 @pytest.mark.broker
 class TestCluster:
     def test_what_is_produced_is_read_back(self, kafka, topic_name):
-        """Records come back once each, in order within their partition, with key and value."""
         topic = kafka.create_topic(topic_name, partitions=2)
         kafka.produce(topic, [(f"k{n % 7}", str(n)) for n in range(1000)])
         records = kafka.read_committed(topic)
@@ -40,28 +39,25 @@ class TestCluster:
             assert values == sorted(values)
 
     def test_an_empty_topic(self, kafka, topic_name):
-        """Reading a topic without records ends with none."""
         assert kafka.read_committed(kafka.create_topic(topic_name, partitions=3)) == []
 
     def test_tombstones_and_partitions(self, kafka, topic_name):
-        """A value of None is a tombstone, and a partition can be named."""
         topic = kafka.create_topic(topic_name, partitions=2, cleanup_policy="compact")
         kafka.produce(topic, [("a", None)], partition=1)
         assert [(r.key, r.value, r.partition) for r in kafka.read_committed(topic)] == [(b"a", None, 1)]
 
     def test_only_committed_records_are_seen(self, kafka, topic_name):
-        """Aborted records and those of an open transaction are not read, and neither makes the reader wait."""
         topic = kafka.create_topic(topic_name)
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic_name})
-        producer.init_transactions(30)
+        producer.init_transactions(LIMIT_S)
         for value, end in [(b"aborted", producer.abort_transaction), (b"committed", producer.commit_transaction)]:
             producer.begin_transaction()
             producer.produce(topic, value)
-            producer.flush(30)
-            end()
+            producer.flush(LIMIT_S)
+            end(LIMIT_S)
         producer.begin_transaction()
         producer.produce(topic, b"open")
-        producer.flush(30)
+        producer.flush(LIMIT_S)
         assert [record.value for record in kafka.read_committed(topic)] == [b"committed"]
         producer.abort_transaction()
 
@@ -69,7 +65,6 @@ class TestCluster:
 @pytest.mark.broker
 @pytest.mark.exhaustive
 def test_an_own_broker_can_be_killed(own_broker, topic_name):
-    """A broker of the test's own takes settings, and comes back from SIGKILL at its address with its data."""
     own = own_broker({"num.partitions": "3"})
     topic = own.create_topic(topic_name)
     own.produce(topic, ["before"])

@@ -8,7 +8,7 @@ plays other seeds than the ones below; a failing seed is shown with the fewest s
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -39,10 +39,9 @@ def differs(history: Sequence[Step], one: NewStage, other: NewStage) -> str | No
 
 
 @pytest.mark.broker
-@pytest.mark.exhaustive(but=[str(seed) for seed in seeds()[:10]])
+@pytest.mark.exhaustive(but=[str(seed) for seed in seeds()[:4]])
 @pytest.mark.parametrize("seed", seeds())
 def test_the_model_answers_as_the_real_broker(seed: int, new_model_stage: NewStage, new_real_stage: NewStage) -> None:
-    """Whatever producers, zombies and sweepers do, the model and the real broker show the same at every step."""
     history = random_history(seed, STEPS)
     if difference(history, new_model_stage(), new_real_stage()) is None:
         return
@@ -56,38 +55,32 @@ def test_the_model_answers_as_the_real_broker(seed: int, new_model_stage: NewSta
 
 
 def test_a_seed_is_a_history() -> None:
-    """The same seed draws the same history, and another seed another one."""
     assert random_history(7) == random_history(7)
     assert random_history(7) != random_history(8)
 
 
-def test_every_answer_is_drawn(new_model_stage: NewStage) -> None:
+ANSWERS = {
+    "Init": "NONE",
+    "Produce": "NONE INVALID_PRODUCER_EPOCH INVALID_TXN_STATE OUT_OF_ORDER_SEQUENCE_NUMBER",
+    "End": "NONE PRODUCER_FENCED INVALID_TXN_STATE INVALID_PRODUCER_ID_MAPPING",
+    "Add": "NONE INVALID_PRODUCER_EPOCH",
+    "Describe": "Empty Ongoing CompleteCommit CompleteAbort",
+    "Read": "NONE OFFSET_OUT_OF_RANGE",
+    "AddPartitions": "NONE INVALID_PARTITIONS",
+    "DeleteRecords": "NONE OFFSET_OUT_OF_RANGE",
+    **dict.fromkeys(("Producers", "Listed"), "shown"),
+    **dict.fromkeys(("Fence", "CreateTopic", "DeleteTopic"), "NONE"),
+}
+
+
+def test_every_answer_is_drawn(sound: Histories) -> None:
     """The usual seeds reach every error that their steps can meet, so agreeing on them means something."""
     drawn = set()
-    for seed in range(30):
-        history = random_history(seed, STEPS)
-        for step, seen in zip(history, play(history, new_model_stage()), strict=True):
+    for history, shown in sound:
+        for step, seen in zip(history, shown, strict=True):
             answer = seen[0] if isinstance(seen, tuple) else seen
             drawn.add((type(step).__name__, answer if isinstance(answer, str) else "shown"))
-    assert drawn == {
-        *_answers("Init", "NONE"),
-        *_answers("Produce", "NONE", "INVALID_PRODUCER_EPOCH", "INVALID_TXN_STATE", "OUT_OF_ORDER_SEQUENCE_NUMBER"),
-        *_answers("End", "NONE", "PRODUCER_FENCED", "INVALID_TXN_STATE", "INVALID_PRODUCER_ID_MAPPING"),
-        *_answers("Fence", "NONE"),
-        *_answers("Add", "NONE", "INVALID_PRODUCER_EPOCH"),
-        *_answers("Describe", "Empty", "Ongoing", "CompleteCommit", "CompleteAbort"),
-        *_answers("Read", "NONE", "OFFSET_OUT_OF_RANGE"),
-        *_answers("Producers", "shown"),
-        *_answers("Listed", "shown"),
-        *_answers("CreateTopic", "NONE"),
-        *_answers("DeleteTopic", "NONE"),
-        *_answers("AddPartitions", "NONE", "INVALID_PARTITIONS"),
-        *_answers("DeleteRecords", "NONE", "OFFSET_OUT_OF_RANGE"),
-    }
-
-
-def _answers(step: str, *answers: str) -> Iterator[tuple[str, str]]:
-    return ((step, answer) for answer in answers)
+    assert drawn == {(step, answer) for step, answers in ANSWERS.items() for answer in answers.split()}
 
 
 def _abort_of_an_idle_id_refused(self: TransactionCoordinator, *request: Any) -> Error:
@@ -146,11 +139,8 @@ def _late_record_left_out(self: TransactionCoordinator, transaction: Transaction
     _prepare(self, transaction, *rest)
 
 
-_end, _initialize, _prepare = (
-    TransactionCoordinator.end,
-    TransactionCoordinator.initialize,
-    TransactionCoordinator.prepare,
-)
+_end, _initialize = TransactionCoordinator.end, TransactionCoordinator.initialize
+_prepare = TransactionCoordinator.prepare
 _end_transaction, _fetch, _append = PartitionLog.end_transaction, PartitionLog.fetch, PartitionLog.append
 
 DEFECTS = [
@@ -167,15 +157,21 @@ DEFECTS = [
 ]
 
 
+Histories = list[tuple[Sequence[Step], list[Any]]]
+
+
+@pytest.fixture(scope="module")
+def sound() -> Histories:
+    histories = [random_history(seed, STEPS) for seed in range(30)]
+    return [(history, _seen(history)) for history in histories]
+
+
 @pytest.mark.parametrize(("where", "name", "defect"), DEFECTS, ids=[each[2].__name__.strip("_") for each in DEFECTS])
 def test_a_defect_of_the_model_is_found(
-    where: type, name: str, defect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    where: type, name: str, defect: Callable[..., Any], sound: Histories, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model with one rule broken differs from the sound one on one of the usual seeds."""
-    histories = [random_history(seed, STEPS) for seed in range(30)]
-    sound = [_seen(history) for history in histories]
     monkeypatch.setattr(where, name, defect)
-    assert [_seen(history) for history in histories] != sound
+    assert any(_seen(history) != seen for history, seen in sound)
 
 
 def _seen(history: Sequence[Step]) -> list[Any]:

@@ -19,25 +19,27 @@ if TYPE_CHECKING:
     from exactlyonce.testing.cluster import KafkaCluster
 
 
-def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+INCARNATIONS = """
+import os, sys
+from exactlyonce.testing.scripted import crash_once
+for incarnation in range(3):
+    if (child := os.fork()) == 0:
+        crash = crash_once(sys.argv[1], int)
+        print([crash(record) for record in (b"1", b"CRASH 1", b"2", b"CRASH 3", b"4")], flush=True)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
 
 def test_each_crash_kills_once(tmp_path: Path) -> None:
-    """Whoever meets a CRASH first dies by SIGKILL; the next one skips it, and dies at the next CRASH."""
     path = str(tmp_path / "fired")
-    code = (
-        "import sys; from exactlyonce.testing.scripted import crash_once; crash = crash_once(sys.argv[1], int)\n"
-        "print([crash(record) for record in (b'1', b'CRASH 1', b'2', b'CRASH 3', b'4')])"
-    )
-    incarnations = [run_python(code, path) for _ in range(3)]
-    assert [incarnation.returncode for incarnation in incarnations] == [-signal.SIGKILL, -signal.SIGKILL, 0]
-    assert incarnations[-1].stdout == "[[1], [], [2], [], [4]]\n"
+    done = subprocess.run([sys.executable, "-c", INCARNATIONS, path], stdout=subprocess.PIPE, text=True)
+    killed = -signal.SIGKILL
+    assert done.stdout.splitlines() == [f"{killed:d}", f"{killed:d}", "[[1], [], [2], [], [4]]", "0"]
     assert fired(path) == [1, 3]
 
 
 def test_nothing_has_fired_at_first(tmp_path: Path) -> None:
-    """Without a crash there is no file, and values are decoded as the type asked for."""
     crash = crash_once(tmp_path / "fired", dict[str, int])
     assert crash(b'{"a": 1}') == [{"a": 1}]
     assert fired(tmp_path / "fired") == []
@@ -45,7 +47,6 @@ def test_nothing_has_fired_at_first(tmp_path: Path) -> None:
 
 @pytest.mark.broker
 def test_a_script_lies_in_its_topic_in_order(kafka: KafkaCluster, topic_name: str) -> None:
-    """Values are JSON, crashes are marked by their position, and all are in one partition in their order."""
     topic = script_topic(kafka, topic_name, [1, CRASH, {"two": 2}, CRASH])
     assert [record.value for record in kafka.read_committed(topic)] == [b"1", b"CRASH 1", b'{"two":2}', b"CRASH 3"]
 
@@ -53,8 +54,7 @@ def test_a_script_lies_in_its_topic_in_order(kafka: KafkaCluster, topic_name: st
 @pytest.mark.broker
 @pytest.mark.slow
 def test_a_pipeline_survives_its_script(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
-    """With a worker killed at each CRASH, every number counts once, in its order."""
-    script: list[Any] = [*range(1, 50), CRASH, *range(50, 80), CRASH, CRASH, *range(80, 100)]
+    script: list[Any] = [*range(1, 50), CRASH, CRASH, *range(50, 100)]
     script_topic(kafka, f"{topic_name}-in", script)
     kafka.create_topic(f"{topic_name}-out")
     command = [sys.executable, "-m", "exactlyonce.cli.main", "run", "scripted_pipeline:sums"]
@@ -70,6 +70,6 @@ def test_a_pipeline_survives_its_script(kafka: KafkaCluster, topic_name: str, tm
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert fired(path) == [script.index(CRASH), script.index(CRASH) + 31, script.index(CRASH) + 32]
+    assert fired(path) == [script.index(CRASH), script.index(CRASH) + 1]
     expected = [[number, sum(range(number % 2, number + 1, 2))] for number in range(1, 100)]
     assert [json.loads(record.value or b"") for record in kafka.read_committed(f"{topic_name}-out")] == expected

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
 
-from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.pipeline.errors import USERS_ERRORS, require
-from exactlyonce.pipeline.keys import key_group
 from exactlyonce.state import interval, state_type, table
 from exactlyonce.state.backend import StateBackend
-from exactlyonce.state.blocks import INCREMENT, BlockEncoder, BlockHeader, EncodedBlock, encode_keys
-from exactlyonce.state.chain import Chain
 from exactlyonce.state.errors import ApplyFailed
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.state.index import IndexHead, encode_index
 from exactlyonce.state.interval import Interval
 from exactlyonce.state.merging import Merging
 from exactlyonce.state.state_type import StateType
-from exactlyonce.state.stored import GroupState, StoredState
+from exactlyonce.state.stored import StoredState
 from exactlyonce.state.table import KeyedTable
 from exactlyonce.state.tiered import interval as tiered_interval
 from exactlyonce.state.tiered import table as tiered_table
@@ -33,11 +27,10 @@ from exactlyonce.state.tiered.backend import RocksDBBackend
 from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredTable
 from exactlyonce.testing.state_contract import StateBackendContract
+from tests.testing.conftest import Mutant
 
 
 class TestHashMap(StateBackendContract):
-    """The backend that engines use keeps the contract."""
-
     def backend(self) -> StateBackend:
         return HashMapBackend()
 
@@ -52,8 +45,6 @@ class TestHashMapInSmallSlices(TestHashMap):
 
 
 class TestTiered(StateBackendContract):
-    """The backend over local files keeps the contract, within a small budget."""
-
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path
@@ -62,6 +53,7 @@ class TestTiered(StateBackendContract):
         return RocksDBBackend(self.folder, 4 << 20)
 
 
+@pytest.mark.exhaustive
 class TestTieredInNoMemory(TestTiered):
     """It does so where nothing stays in memory, and every interval spills; wherever its slices end."""
 
@@ -84,147 +76,7 @@ def _nothing_stays(self: TieredTable[Any]) -> None:
     self._cached_max, self._changes_max = 5, 4
 
 
-Changes = dict[bytes, bytes | None]
-ONE = b"\x91"
-"""The msgpack array of one state begins with it."""
-
-
-class EncodedTable:
-    """A table that holds states as bytes, restores a key group when it is first wanted, and writes increments alone."""
-
-    def __init__(self, stored: StoredState[Any]) -> None:
-        self.operator = stored.operator
-        self.stored, self.type = stored, StateType[Any](stored.operator, stored.type)
-        self.chains = {stored.checkpoint: stored.chain}
-        self._groups: dict[int, dict[bytes, bytes]] = {}
-        self._intervals: list[tuple[int, Changes]] = []
-        self._changes: Changes = {}
-        self._frozen = stored.checkpoint
-
-    def apply(self, fn: Callable[[Any, Any], Any], keys: Sequence[bytes], records: Sequence[Any]) -> list[Any]:
-        outputs: list[Any] = []
-        for key, record in zip(keys, records, strict=True):
-            before = self.get(key)
-            try:
-                state, output = fn(before, record)
-            except USERS_ERRORS as error:
-                raise ApplyFailed(len(outputs)) from error
-            self._put(key, None if state is None else msgspec.msgpack.encode(state))
-            outputs.append(self.get(key) if output is state else output)
-        return outputs
-
-    def reduce(self, fn: Callable[[Any, Any], Any], keys: Sequence[bytes], records: Sequence[Any]) -> list[Any]:
-        def step(before: Any, record: Any) -> tuple[Any, Any]:
-            state = record if before is None else fn(before, record)
-            return state, state
-
-        return self.apply(step, keys, records)
-
-    full = ""
-
-    def fetch(self) -> bool:
-        return False
-
-    def freeze(self, checkpoint: int, base: int, *, whole: bool = False) -> EncodedSnapshot:
-        require(checkpoint > self._frozen and base in self.chains, "checkpoints and bases only grow")
-        self._frozen = checkpoint
-        self.chains = {each: chain for each, chain in self.chains.items() if each >= base}
-        self._intervals = [each for each in self._intervals if each[0] > base]
-        self._intervals.append((checkpoint, self._changes))
-        self._changes = {}
-        if whole:
-            states: Changes = {
-                key: packed for group in self.stored.groups for key, packed in self._group(group).items()
-            }
-            return EncodedSnapshot(self, ((checkpoint, states),), Chain())
-        return EncodedSnapshot(self, tuple(self._intervals), self.chains[base])
-
-    def get(self, key: bytes) -> Any:
-        packed = self._group(key_group(key, self.stored.max_parallelism)).get(key)
-        return None if packed is None else self.type.decode(ONE + packed, self.stored.schema)[0]
-
-    def items(self) -> Iterator[tuple[bytes, Any]]:
-        return ((key, self.get(key)) for group in self.stored.groups for key in self._group(group))
-
-    def _group(self, group: int) -> dict[bytes, bytes]:
-        require(group in self.stored.groups, f"key groups {self.stored.groups}")
-        if group not in self._groups:
-            states = self.stored.read([group]).get(group, GroupState()).states
-            self._groups[group] = {key: msgspec.msgpack.encode(state) for key, state in states.items()}
-        return self._groups[group]
-
-    def _put(self, key: bytes, packed: bytes | None) -> None:
-        states = self._group(key_group(key, self.stored.max_parallelism))
-        self._changes[key] = packed
-        if packed is None:
-            states.pop(key, None)
-        else:
-            states[key] = packed
-
-
-class EncodedSnapshot:
-    """Every interval since the base, as increments."""
-
-    def __init__(self, table: EncodedTable, intervals: Sequence[tuple[int, Changes]], base: Chain) -> None:
-        self.checkpoint = intervals[-1][0]
-        self.chain = base
-        self._table, self._intervals = table, intervals
-        self._headers: list[BlockHeader] = []
-
-    def encode(self) -> Iterator[EncodedBlock | None]:
-        for checkpoint, changes in self._intervals:
-            encoder = BlockEncoder(self._table.operator, checkpoint)
-            for group in range(self._table.stored.max_parallelism):
-                keys = [key for key in changes if key_group(key, self._table.stored.max_parallelism) == group]
-                for start in range(0, len(keys), 500):
-                    block = self._section(encoder, group, {key: changes[key] for key in keys[start : start + 500]})
-                    yield self._noted(block)
-            yield self._noted(encoder.flush())
-
-    def _section(self, encoder: BlockEncoder, group: int, changes: Changes) -> EncodedBlock | None:
-        states = {key: msgspec.Raw(packed) for key, packed in changes.items() if packed is not None}
-        keys = encode_keys([*states], [key for key in changes if key not in states])
-        return encoder.add(group, INCREMENT, keys, self._table.type.encode([*states.values()]), len(changes))
-
-    def _noted(self, block: EncodedBlock | None) -> EncodedBlock | None:
-        self._headers += [block.header] if block is not None else []
-        return block
-
-    def seal(self, refs: Sequence[BlockRef]) -> tuple[bytes, ...]:
-        table = self._table
-        self.chain = table.chains[self.checkpoint] = self.chain.extended(zip(refs, self._headers, strict=True))
-        head = IndexHead(table.operator, self.checkpoint, table.stored.max_parallelism, table.type.schema)
-        return encode_index(self.chain, head)
-
-
-class EncodedBackend:
-    """Another way to keep state, with nothing of the hash map's."""
-
-    def table(self, stored: StoredState[Any]) -> EncodedTable:
-        return EncodedTable(stored)
-
-    def close(self) -> None:
-        pass
-
-
-class TestAnotherBackend(StateBackendContract):
-    """A backend that shares no table, interval or snapshot with the hash map keeps the contract, too."""
-
-    def backend(self) -> StateBackend:
-        return EncodedBackend()
-
-
-class Mutant(NamedTuple):
-    """A hash map that leaves out a rule: what is replaced, by what, the test that fails, and some of what it says."""
-
-    owner: Any
-    name: str
-    defect: Any
-    test: str
-    says: str
-
-
-FREEZE, TOUCH, ENCODE = KeyedTable.freeze, KeyedTable._touch, StateType.encode
+FREEZE, ENCODE = KeyedTable.freeze, StateType.encode
 DELETE, READ, TABLE, APPLY = Interval._delete, StoredState.read, HashMapBackend.table, KeyedTable.apply
 
 
@@ -313,11 +165,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_rule_that_is_left_out_is_missed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend that leaves out a rule fails the test that is about it, which says so."""
-    mutant = MUTANTS[rule]
-    monkeypatch.setattr(mutant.owner, mutant.name, mutant.defect)
-    with pytest.raises(Exception, match=f"(?i){mutant.says}"):
-        getattr(TestHashMap(), f"test_{mutant.test}")()
+    MUTANTS[rule].is_missed_by(TestHashMap(), monkeypatch)
 
 
 def _layers_forgotten(self: TieredTable[Any]) -> Iterator[dict[bytes, Any]]:
@@ -355,11 +203,8 @@ TIERED_MUTANTS = {
 def test_a_rule_of_the_tiered_backend_that_is_left_out_is_missed(
     rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Likewise, of the one over local files."""
-    mutant, small = TIERED_MUTANTS[rule], TieredInFoldersOfTheirOwn()
+    small = TieredInFoldersOfTheirOwn()
     small.folder = tmp_path
     monkeypatch.setattr(tiered_interval, "SLICE_ENTRIES", 3)
     monkeypatch.setattr(TieredTable, "_limit", _nothing_stays)
-    monkeypatch.setattr(mutant.owner, mutant.name, mutant.defect)
-    with pytest.raises(Exception, match=f"(?i){mutant.says}"):
-        getattr(small, f"test_{mutant.test}")()
+    TIERED_MUTANTS[rule].is_missed_by(small, monkeypatch)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -15,6 +15,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store.storage import BlockStorage, DamagedBlock, Scanned, Ticket
 from exactlyonce.pipeline.errors import StorageUnavailable, require
 from exactlyonce.testing.storage_contract import BlockStorageContract
+from tests.testing.conftest import Mutant
 
 
 class Shelf:
@@ -27,12 +28,10 @@ class Shelf:
         self.processes = count(1)
 
     def reach(self) -> None:
-        """Raise while it is away."""
         if self.away:
             raise StorageUnavailable("The shelf is away.")
 
     def lay(self, key: str, value: bytes) -> int:
-        """Keep *value*; its number."""
         self.values[key] = (next(self.numbers), value)
         return self.values[key][0]
 
@@ -103,7 +102,6 @@ class ShelfStorage:
                 raise DamagedBlock(f"Block {ref.key}: {error}", ref) from error
 
     def verify(self, ref: BlockRef, value: bytes) -> None:
-        """Raise unless *value* is what *ref* names."""
         if (ref.size, ref.sha256) != (len(value), hashlib.sha256(value).digest()):
             raise DamagedBlock(f"Block {ref.key} is not what was written.", ref)
 
@@ -130,8 +128,6 @@ class ShelfStorage:
 
 
 class TestShelf(BlockStorageContract):
-    """A storage that shares nothing with the topic keeps the contract."""
-
     beginning = (0,)
 
     @pytest.fixture(autouse=True)
@@ -153,16 +149,6 @@ class TestShelf(BlockStorageContract):
         self.shelf.away = True
         yield
         self.shelf.away = False
-
-
-class Mutant(NamedTuple):
-    """A storage that leaves out a rule: what is replaced, by what, the test that fails, and some of what it says."""
-
-    owner: Any
-    name: str
-    defect: Any
-    test: str
-    says: str
 
 
 SINCE, BEGIN, FETCH = ShelfStorage.since, ShelfStorage.begin, ShelfStorage.fetch
@@ -277,10 +263,6 @@ MUTANTS = {
 
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_rule_that_is_left_out_is_missed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A storage that leaves out a rule fails the test that is about it, which says so."""
-    mutant = MUTANTS[rule]
-    monkeypatch.setattr(mutant.owner, mutant.name, mutant.defect)
     contract = TestShelf()
     contract.shelf, contract._made, contract.limit_s = Shelf(), [], 0.1
-    with pytest.raises(Exception, match=mutant.says):
-        getattr(contract, f"test_{mutant.test}")()
+    MUTANTS[rule].is_missed_by(contract, monkeypatch)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing import BrokerModel, Error, Fault, NoAnswer, SimulatedClock, UnreliableBroker
 from exactlyonce.testing.broker.histories import CreateTopic, Describe, End, Init, Produce, Read, Stage, play
 
@@ -18,13 +17,18 @@ COMMITTED = ("NONE", (0, 2, 2), [(0, None, "x")])
 def unreliable(request: pytest.FixtureRequest) -> tuple[Stage, UnreliableBroker]:
     """A stage with an open transaction of producer a, and the network before its broker."""
     stage: Stage = request.getfixturevalue(f"new_{request.param}_stage")()
+    clock, wait = SimulatedClock(), stage.pause
     if isinstance(stage.broker, BrokerModel):
-        clock = SimulatedClock()
         broker = UnreliableBroker(BrokerModel(clock), clock)
         stage = Stage(broker, clock.advance, "")
-    else:
-        broker = UnreliableBroker(stage.broker, SystemClock())
-        stage.broker = broker
+    else:  # however slow it is: what is delayed comes when the test waits for it
+
+        def pause(duration_ms: int) -> None:
+            clock.advance(duration_ms)
+            wait(duration_ms)
+
+        stage.broker = broker = UnreliableBroker(stage.broker, clock)
+        stage.pause = pause
     play(OPEN, stage)
     return stage, broker
 
@@ -35,7 +39,6 @@ def unanswered(ask: Callable[[], object]) -> None:
 
 
 def test_a_lost_request_is_never_carried_out(unreliable: tuple[Stage, UnreliableBroker]) -> None:
-    """The caller hears nothing and nothing has happened; asking again does it."""
     stage, broker = unreliable
     broker.inject("end_txn", Fault.REQUEST_LOST)
     unanswered(lambda: play([End("a", commit=True)], stage))
@@ -47,7 +50,6 @@ def test_a_lost_request_is_never_carried_out(unreliable: tuple[Stage, Unreliable
 
 
 def test_a_lost_answer_hides_that_it_was_carried_out(unreliable: tuple[Stage, UnreliableBroker]) -> None:
-    """The caller hears nothing, yet the transaction is committed; asking the same again is answered NONE."""
     stage, broker = unreliable
     broker.inject("end_txn", Fault.ANSWER_LOST)
     unanswered(lambda: play([End("a", commit=True)], stage))
@@ -68,7 +70,6 @@ def test_a_delayed_end_meets_another_time(unreliable: tuple[Stage, UnreliableBro
 
 
 def test_a_delayed_batch_still_joins_an_open_transaction(unreliable: tuple[Stage, UnreliableBroker]) -> None:
-    """A batch that is carried out after its delay is part of the transaction if that is still open."""
     stage, broker = unreliable
     broker.inject("produce", Fault.DELAYED, delay_ms=50)
     unanswered(lambda: play([Produce("a", "t", 0, ["late"])], stage))
@@ -78,7 +79,6 @@ def test_a_delayed_batch_still_joins_an_open_transaction(unreliable: tuple[Stage
 
 
 def test_a_request_that_arrives_twice(unreliable: tuple[Stage, UnreliableBroker]) -> None:
-    """A batch sent twice is appended once; an InitProducerId sent twice takes two epochs."""
     stage, broker = unreliable
     broker.inject("produce", Fault.APPLIED_TWICE)
     broker.inject("init_transactions", Fault.APPLIED_TWICE, nth=2)
@@ -92,7 +92,6 @@ def test_a_request_that_arrives_twice(unreliable: tuple[Stage, UnreliableBroker]
 
 
 def test_a_fault_meets_the_call_it_was_ordered_for(unreliable: tuple[Stage, UnreliableBroker]) -> None:
-    """Faults count the calls of their operation from the order on, fire once, and are noted."""
     stage, broker = unreliable
     broker.inject("fetch", Fault.REQUEST_LOST, nth=2)
     play([Read("t", 0), Describe("a")], stage)

@@ -23,6 +23,7 @@ REMOVED_AT_ONCE = 1_000
 _NO_BUCKET = ("NoSuchBucket",)
 _NO_FILE = ("NoSuchKey", "404")
 _THERE = ("PreconditionFailed", "412")
+_NO_CONDITION = ("NotImplemented", "501")
 _NO_RIGHT = (
     *("AccessDenied", "AllAccessDisabled", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "403"),
     *("InvalidClientTokenId", "AuthorizationHeaderMalformed", "InvalidToken", "Forbidden"),
@@ -45,9 +46,8 @@ class S3Folder:
         self._made: Any = None
 
     def check(self) -> None:
-        key = f"{self._prefix}probe"
-        self._asked("put_object", Key=key, Body=b"probe")
-        self._asked("delete_object", Key=key)
+        self.put("probe", b"probe", "")
+        self._asked("delete_object", Key=f"{self._prefix}probe")
         self._asked("list_objects_v2", Prefix=self._prefix, MaxKeys=1)
 
     def put(self, name: str, content: bytes, aside: str) -> None:
@@ -160,6 +160,11 @@ class S3Folder:
             )
         if code in _WRONG:
             return ConfigError(f"{self._named} refuses ({code}): {text}")
+        if code in _NO_CONDITION:
+            return ConfigError(
+                f"{self._named} does not know If-None-Match ({code}), without which a file could replace another: take "
+                f"a store that does, as S3 itself, MinIO, Ceph and R2 do."
+            )
         return StorageUnavailable(f"{self._named} answers with an error ({code}): {text}")
 
 

@@ -45,7 +45,7 @@ from exactlyonce.engines.bounded.replay.recompute import (
 from exactlyonce.engines.bounded.replay.sharing import RecomputedOutput, flat, topic_of
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, UserError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.sink import Sink
 
@@ -91,6 +91,8 @@ class AuditReport:
     """Visible records that were compared."""
     findings: list[Found] = field(default_factory=list)
     unjudged: list[str] = field(default_factory=list)
+    skipped: int = 0
+    """Of `records_in`, left out as by the run."""
 
 
 class Digest:
@@ -283,12 +285,13 @@ class Audit:
         try:
             with recomputed(self._loaded, self._client, interval, self._submit, self._staging, origins=True) as again:
                 self._report.records_in += again.records
+                self._report.skipped += again.skipped
                 self._report.checkpoints.append(manifest.checkpoint)
                 for sink, topic, partitions in manifest.sinks:
                     for subtask in range(manifest.parallelism):
                         for finding in self._compare(interval, again, sink, subtask, topic, partitions):
                             self._report.findings.append(Found(topic, sink, manifest.checkpoint, finding))
-        except BrokerUnavailable:
+        except (BrokerUnavailable, Unavailable):
             raise
         except (UserError, Halt) as error:
             self._report.unjudged.append(f"checkpoint {manifest.checkpoint} cannot be computed again: {error}")

@@ -88,6 +88,8 @@ class Recomputed:
     """By sink and subtask; one that puts out nothing has none."""
     records: int
     """Messages that were read."""
+    skipped: int
+    """Of those, left out: they do not decode, or `Manifest.skips` has them."""
 
     def outputs(self, sink: str, subtask: int) -> Iterator[OutputBatch]:
         """What a sink subtask puts out, in order."""
@@ -126,7 +128,7 @@ def recomputed(
         receipts = compute(physical, common, interval.ranges, submit, logs, left)
         _require_same_topics(client, manifest)
         files = {(file.sink, file.subtask): file for receipt in receipts for file in receipt.outputs}
-        yield Recomputed(files, sum(each.records for each in receipts))
+        yield Recomputed(files, sum(each.records for each in receipts), sum(each.skipped_count for each in receipts))
 
 
 def partition_counts(client: ClientConfig, history: History, manifest: Manifest, sink: str) -> list[int]:
@@ -176,6 +178,8 @@ def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, 
         origins=origins,
         folder=str(folder),
         storage=manifest.storage,
+        drops_fields=True,  # as the run did that took the checkpoint, if its code has fewer; no state is written here
+        skips=manifest.skips,
     )
 
 

@@ -30,7 +30,7 @@ from exactlyonce.engines.bounded.replay.sharing import (
 )
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, UserError
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError
 from exactlyonce.pipeline.loading import Loaded
 
 
@@ -59,7 +59,7 @@ class ReplayRepair:
         """The new committable, or why there is none."""
         try:
             return self._replay(manifest, lost, self._outputs_of(manifest), transactional_id)
-        except BrokerUnavailable:
+        except (BrokerUnavailable, Unavailable):
             raise
         except (UserError, Halt) as error:
             return str(error)
@@ -134,7 +134,13 @@ def where_replayed(repair: str, units: tuple[Submit, Path] | None) -> tuple[Call
 
 
 def _embedded_spark(stack: ExitStack) -> Submit:
-    from exactlyonce.engines.spark.session import MASTER_DEFAULT, session
+    from exactlyonce.engines.spark.session import runs_here, session
     from exactlyonce.engines.spark.submit import submit_to
 
-    return submit_to(stack.enter_context(session(MASTER_DEFAULT, {}, "exactlyonce repair")))
+    spark = stack.enter_context(session(None, {}, "exactlyonce repair"))
+    if not runs_here(spark):
+        raise ConfigError(
+            "Output is to be computed again on Spark, whose executors are not on this machine: they need a folder that "
+            "all of them see. Run `exactlyonce catch-up --repair spark --staging FOLDER`, which goes on from there."
+        )
+    return submit_to(spark)

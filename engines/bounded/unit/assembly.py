@@ -28,7 +28,7 @@ from exactlyonce.engines.bounded.unit.turns import ReaderInTurn
 from exactlyonce.engines.plan import Plan, ShuffleEdge, Task
 from exactlyonce.engines.source_decoder import SourceDecoder
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.engines.wiring import close_functions, make_operator, table_of
+from exactlyonce.engines.wiring import close_functions, declared, make_operator, table_of
 from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.errors import USERS_ERRORS, InvariantViolation, text_of
 from exactlyonce.pipeline.graph import Input, Kind, Node
@@ -114,7 +114,9 @@ class _Assembler:
         self.operators: dict[str, Any] = {}
         self.staying = set[ReaderInTurn]()
         with whole_or_halt(unit.base):
-            self.before = in_flight.restored(unit.base, plan.graph, unit.subtask, unit.parallelism, self.blocks)
+            self.before = in_flight.restored(
+                unit.base, plan.graph, unit.subtask, unit.parallelism, self.blocks, unit.skips
+            )
         """What was on its way at the base, of all tasks."""
 
     def add(self, node: Node) -> None:
@@ -136,7 +138,8 @@ class _Assembler:
 
     def _read(self, node: Node) -> None:
         source, unit = cast("Readable", node.source), self.unit
-        decoder = SourceDecoder(node.id, source)
+        base = [noted for noted in unit.base.offsets if noted.source == node.id]
+        decoder = SourceDecoder(node.id, source, _unsaid, base, skips=unit.skips)  # the receipt names what it skips
         self.made.decoders.append(decoder)
         kilobytes = max(QUEUE_KILOBYTES_MIN, QUEUE_KILOBYTES // max(1, len(self.unit.readings)))
 
@@ -146,11 +149,7 @@ class _Assembler:
             )
 
         client = {"group.id": self.plan.graph.pipeline_id, **unit.client}
-        known = {
-            (noted.partition, noted.offset): noted.leader_epoch
-            for noted in self.unit.base.offsets
-            if noted.source == node.id
-        }
+        known = {(noted.partition, noted.offset): noted.leader_epoch for noted in base}
         for each in unit.readings:
             if each.source == node.id:
                 epoch = known.get((each.partition, each.start), -1)
@@ -202,7 +201,7 @@ class _Assembler:
         staging = Staging(node.id, self.unit.subtask, self._file(f"output-{node.id}-{{}}"), origins=self.unit.origins)
         self.made.stagings.append(staging)
         encoder = cast("WritesToTopic", sink).encoder(self.plan.graph.type_of(node.inputs[0]))
-        self.operators[node.id] = ops.SinkOutput(node.id, staging, encoder)
+        self.operators[node.id] = ops.SinkOutput(node.id, staging, encoder, declared=declared(node, self.plan.graph))
 
     def _staged(self, node: Node) -> ops.SinkOutput:
         """What a sink sets aside, writes or shows is new: the unit computes nothing again."""
@@ -224,7 +223,8 @@ class _Assembler:
         with naming(node.id):
             opened = cast("Writable", node.sink).open_writer(context)
         self.made.writers.append(opened.writer)
-        return ops.SinkOutput(node.id, _Waiting(opened.writer, self.blocks_written), opened.encoder)
+        writer = _Waiting(opened.writer, self.blocks_written)
+        return ops.SinkOutput(node.id, writer, opened.encoder, declared=declared(node, self.plan.graph))
 
     def _file(self, name: str) -> FrameWriter:
         """A file of this attempt; the braces in *name* are the subtask's place. No id has a "+", so that the files of
@@ -240,7 +240,7 @@ class _Assembler:
         known = len(edges) == len(node.inputs) and not self.before
         return table_of(
             node, self.plan.graph, unit.parallelism, unit.subtask, unit.base, self.blocks,
-            touched=touched if known else None, backend=in_memory(),
+            touched=touched if known else None, drops_fields=unit.drops_fields, backend=in_memory(),
         )  # fmt: skip
 
 
@@ -254,7 +254,7 @@ class _Waiting:
     def write(self, outputs: Any) -> None:
         self.writer.write(outputs)
         self.writer.poll()
-        while self.writer.full:
+        while not self.writer.room:
             self.blocks.poll(WAIT_S)
             self.writer.poll()
 
@@ -273,6 +273,10 @@ class _Clients:
 
 def _refuse(said: str) -> None:
     raise InvariantViolation(f"a unit opens no transaction, and gives up no record: {said}")
+
+
+def _unsaid(line: str) -> None:
+    """Whoever is told where a unit runs: nobody reads the stderr of an executor."""
 
 
 def _nothing(batch: ops.Batch) -> None:

@@ -9,10 +9,11 @@ import msgspec
 
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.committable import Precommit
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.unit.staging import ChannelFile, OutputFile
+from exactlyonce.engines.source_decoder import Skipped
 
 
 class Unit(msgspec.Struct, frozen=True, tag="unit"):
@@ -48,6 +49,10 @@ class Unit(msgspec.Struct, frozen=True, tag="unit"):
     """Where files are staged."""
     storage: str = ""
     """Where blocks are kept; see `Manifest.storage`."""
+    drops_fields: bool = False
+    """`VersionedState.drops_fields`, of all states."""
+    skips: tuple[RecordPlace, ...] = ()
+    """The records of the inputs to leave out."""
     incremental: bool = True
     """`CheckpointSettings.incremental`."""
     left: dict[str, int] = msgspec.field(default_factory=dict)
@@ -62,13 +67,18 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[OutputFile, ...]
     records: int
     """Messages read from topics."""
-    skipped: int
-    """Of those, skipped because they do not decode."""
+    skipped: tuple[Skipped, ...]
+    """Of those, skipped, by partition."""
     began_ms: int
     ended_ms: int
     label: str
     notes: tuple[str, ...] = ()
     """What a person should know."""
+
+    @property
+    def skipped_count(self) -> int:
+        """How many were skipped."""
+        return sum(each.count for each in self.skipped)
 
 
 class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):
@@ -81,8 +91,7 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True, tag="publication"):
     topic: str
     checkpoint: int
     incarnation: int
-    generation: int
-    """Of transactional ids; see `engines.bounded.advance`."""
+    attempt: int
     transaction_timeout_ms: int
     files: tuple[OutputFile, ...]
 
@@ -97,10 +106,11 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """Work that no further attempt would do better: the name of an error of `pipeline.errors`, and its text."""
+    """Work that no further attempt would do better: the name of an error of `pipeline.errors`, its text and facts."""
 
     error: str
     text: str
+    facts: dict[str, str | int] = {}
 
 
 def tries_before(attempt_label: str) -> int:

@@ -59,7 +59,7 @@ def _flushed(writer: KafkaWriter, publication: Publication) -> Precommit | None:
     for file in publication.files:
         for batch in read_outputs(file.file):
             writer.write(Outputs(batch.values, batch.keys, batch.headers))
-            while writer.full:
+            while not writer.room:
                 writer.poll(WAIT_S)
             writer.poll()
     writer.barrier(publication.checkpoint)
@@ -75,7 +75,7 @@ def _ready_writer(publication: Publication, label: str, executor: ThreadPoolExec
         publication.sink,
         publication.subtask,
         publication.incarnation,
-        f"{publication.generation}-{tries_before(label)}",
+        f"{publication.attempt}-{tries_before(label)}",
         SLOT,
     )
     config = ClientConfig({"queue.buffering.max.messages": QUEUE_RECORDS, **publication.client})

@@ -65,7 +65,7 @@ def _run(unit: Unit, label: str) -> Receipt:
         channels=channels,
         outputs=outputs,
         records=sum(lane.records for lane in assembly.partitions),
-        skipped=sum(decoder.skipped for decoder in assembly.decoders),
+        skipped=tuple(each for decoder in assembly.decoders for each in decoder.skipped.values()),
         began_ms=began_ms,
         ended_ms=SystemClock().now_ms(),
         label=label,
@@ -110,7 +110,7 @@ def _block_writer(unit: Unit) -> AttemptBlocks | None:
 def _acknowledgement(
     unit: Unit, assembly: Assembly, order: OrderRuns | None, blocks: AttemptBlocks | None, names: BlockNames
 ) -> Ack:
-    ends = {(lane.name, lane.partition): lane.reader.position() for lane in assembly.partitions}
+    ends = {(lane.name, lane.partition): lane.decoder.noted(lane.reader.position()) for lane in assembly.partitions}
     offsets = tuple(ends[each.source, each.partition] for each in unit.readings)
     if blocks is None:
         return Ack(unit.task, unit.subtask, unit.checkpoint, offsets)

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided, keep_all
-from exactlyonce.checkpoint.decision_log import DecisionLog, superseded
+from exactlyonce.checkpoint.decision_log import DecisionLog, fenced, superseded
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.committable import Precommit
@@ -330,7 +330,7 @@ class SinkDriver:
         """Look before anything is fenced: a driver that was replaced leaves its successor in peace."""
         newest = self._drive(leader, leader.log.peek_at_stable()).newest_incarnation
         if newest is not None and newest.incarnation != incarnation:
-            raise Fenced(superseded(self.options.sink_id, incarnation, newest))
+            raise fenced(self.options.sink_id, incarnation, newest)
 
     def _decide(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed], tally: Tally) -> None:
         """Also where nothing was written: a batch without rows, or one that was written before."""

@@ -160,7 +160,7 @@ class _Writing:
         writer = self.opened.writer
         writer.write(outputs)
         writer.poll()
-        while writer.full:
+        while not writer.room:
             self.blocks.wait()
             writer.poll()
 

@@ -61,7 +61,7 @@ def parse_state_options(given: Mapping[str, str]) -> StateOptions:
     options = {name.lower(): value for name, value in given.items()}
     client = {name[len(KAFKA) :]: value for name, value in options.items() if name.startswith(KAFKA)}
     where = options[STATE].strip()
-    exported = "://" in where
+    exported = "://" in where or where.startswith("/")
     _refuse_unknown(options, exported)
     if exported:
         storage_url(where, STATE)

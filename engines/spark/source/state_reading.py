@@ -28,6 +28,7 @@ from exactlyonce.engines.spark.source.state_columns import Columns
 from exactlyonce.engines.spark.source.state_options import StateOptions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.key_types import described_forms
 from exactlyonce.pipeline.keys import key_group
 from exactlyonce.pipeline.loading import Reference, load, load_reference
 from exactlyonce.state.state_type import StateType
@@ -115,22 +116,28 @@ def plan_state(options: StateOptions) -> StatePlan:
     """Look at what there is. Raises what stands in the way, with what there is instead."""
     loaded = load(options.types, options.params) if options.types else None
     graph = loaded.pipeline.build() if loaded is not None else None
-    source, checkpoint, written, version = _exported(options) if options.url else _in_topic(options)
-    if graph is not None and written is not None:
-        _type_of(graph, options).require_readable(written, version)
+    source, checkpoint, written, version, keys = _exported(options) if options.url else _in_topic(options)
+    today = _type_of(graph, options) if graph is not None else None
+    if today is not None and written is not None:
+        today.require_readable(written, version)
+        if gone := today.dropped(written, version):
+            raise ConfigError(
+                f"The states have fields that the pipeline of types does not have: {', '.join(gone)}. Name the code "
+                f"that wrote them; or leave types out, to read the states as they were written."
+            )
     return StatePlan(
         options=options,
         source=source,
         checkpoint=checkpoint,
-        key=options.key_schema or (_key_schema(graph, options.operator) if graph is not None else "any"),
+        key=options.key_schema or (today.keys if today is not None else None) or keys or "any",
         written=written,
         version=version,
         reference=loaded.reference if loaded is not None else None,
     )
 
 
-Found = tuple[InTopic | Exported, int, Any, int]
-"""Where the states are, at which checkpoint, their schema and their version."""
+Found = tuple[InTopic | Exported, int, Any, int, Any]
+"""Where the states are, at which checkpoint, their schema and their version, and the schema of the keys, or None."""
 
 
 def _in_topic(options: StateOptions) -> Found:
@@ -142,7 +149,7 @@ def _in_topic(options: StateOptions) -> Found:
     _require_operator(options, [each.operator for each in manifest.operators])
     with closing(block_storage(config, topic, manifest.storage)) as blocks, unless_expired(config, manifest):
         kept = kept_state(manifest, options.operator, blocks)
-        head, present = kept.head(), kept.parts()
+        head, present, keys = kept.head(), kept.parts(), kept.keys()
     own = tuple(each for each in manifest.operators if each.operator == options.operator)
     parts = parts_of(present, tasks_wanted(options, own[0]))
     if options.key is not None:
@@ -152,7 +159,7 @@ def _in_topic(options: StateOptions) -> Found:
         manifest, operators=own, order_logs=(), channel_logs=(), committables=(), staged=(), block_end_offsets=()
     )
     found = (head.schema, head.version) if head is not None else (None, 1)
-    return InTopic(stripped, topic, [each for each in parts if each[1]]), manifest.checkpoint, *found
+    return InTopic(stripped, topic, [each for each in parts if each[1]]), manifest.checkpoint, *found, keys
 
 
 def tasks_wanted(options: StateOptions, snapshot: OperatorSnapshot) -> int:
@@ -180,7 +187,8 @@ def _exported(options: StateOptions) -> Found:
     _require_operator(options, [each.operator for each in savepoint.saved.operators])
     operator = savepoint.operator(options.operator)
     found = Exported(savepoint.origin, operator.files)
-    return found, savepoint.saved.checkpoint, operator.schema, operator.version
+    keys = operator.keys or described_forms(operator.key_forms)
+    return found, savepoint.saved.checkpoint, operator.schema, operator.version, keys
 
 
 def _require_operator(options: StateOptions, known: Sequence[str]) -> None:
@@ -198,12 +206,6 @@ def _type_of(graph: LogicalGraph, options: StateOptions) -> StateType[Any]:
             f"types out, to read the states as they were written."
         )
     return StateType(node.id, node.kept)
-
-
-def _key_schema(graph: LogicalGraph, operator: str) -> Any:
-    """Of the keys of *operator*, as far as the functions of its `key_by` say it."""
-    keys = graph.node(operator).kept.keys
-    return "any" if keys is None else keys
 
 
 class StateReader(DataSourceReader):

@@ -4,45 +4,42 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import chdir, closing, redirect_stderr, redirect_stdout
+from io import StringIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from running import assert_copies, assert_totals, orders
+from running import Run, assert_copies, assert_totals, orders
+from settled import await_readable, ended_transactions
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage, references, restore_table
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.submit import in_process, perform, settled
 from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.pipeline.loading import Loaded, load_reference
+from exactlyonce.state.backend import Table
 from exactlyonce.state.hash_map import HashMapBackend
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.cluster import KafkaCluster
 
 HERE = Path(__file__).parent
 
 
 def load_pipeline(module: str, attribute: str, name: str, **params: str) -> Loaded:
-    """The pipeline of a function of a module of the tests."""
     folder = HERE if module == "bounded_pipelines" else HERE.parents[1] / "engines"
-    reference: dict[str, object] = {
-        "module": module,
-        "attribute": attribute,
-        "params": {"name": name, **params},
-        "path": str(folder),
-    }
+    params = {"name": name, **params}
+    reference: dict[str, object] = {"module": module, "attribute": attribute, "params": params, "path": str(folder)}
     return Loaded(load_reference(reference), reference)
 
 
@@ -72,26 +69,18 @@ class Fed:
 
     @property
     def all(self) -> list[tuple[str, str]]:
-        """Both sides."""
         return self.left + self.right
 
     @property
     def config(self) -> dict[str, str]:
-        """How a client reaches the cluster."""
         return {"bootstrap.servers": self.kafka.bootstrap_servers}
 
     def history(self) -> History:
-        """What is decided."""
         return read_history(self.config, self.name)
 
     def open_transactions(self) -> list[str]:
-        """Those of the pipeline that are neither complete nor empty."""
-        transactions = Transactions(ClientConfig(self.config))
-        try:
-            states = {each.transactional_id: each.state for each in transactions.list(f"eo:{self.name}:")}
-        finally:
-            transactions.close()
-        return [name for name, state in states.items() if state in ("Ongoing", "PrepareCommit", "PrepareAbort")]
+        states = ended_transactions(self.kafka, f"eo:{self.name}:")
+        return [name for name, state in states.items() if state == "Ongoing"]
 
     def assert_nothing_left(self) -> None:
         """The newest checkpoint is finalized, no transaction is open, no block is there that no manifest stands on."""
@@ -105,7 +94,7 @@ class Fed:
         assert found == needed, f"orphans: {found - needed}, missing: {needed - found}"
 
     def assert_output(self) -> None:
-        """Every output topic of `broad` holds exactly what a fold over the input gives."""
+        await_readable(self.kafka, *(f"{self.name}-{topic}" for topic in ("copies", "out", "rounds")))
         assert_copies(self.kafka, f"{self.name}-copies", self.all)
         assert_totals(self.kafka, f"{self.name}-out", self.all)
         numbers: dict[int, int] = defaultdict(int)
@@ -116,7 +105,6 @@ class Fed:
         assert sorted(each["id"] for each in rounds) == sorted(json.loads(value)["id"] for _, value in self.all)
 
     def assert_state(self, loaded: Loaded, manifest: Manifest) -> None:
-        """The checkpoint's state of `broad` is what a fold over the input gives."""
         sums: dict[str, int] = defaultdict(int)
         buckets: dict[int, int] = defaultdict(int)
         for _, value in self.all:
@@ -127,17 +115,28 @@ class Fed:
         assert state(self.kafka, loaded, manifest, "rounds") == dict(buckets)
 
 
-def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> dict[Any, Any]:
-    """The state that *manifest* has of an operator, by key."""
+def table_of(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> Table[Any]:
+    """The state that *manifest* has of an operator, by encoded key."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     graph = loaded.pipeline.build()
     snapshot = next((each for each in manifest.operators if each.operator == operator), None)
     groups = range(graph.max_parallelism)
     node, topic = graph.node(operator), find_topic(config.confluent(), manifest.pipeline)
     with closing(block_storage(config, topic, manifest.storage)) as blocks:
-        table = restore_table(
-            node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, blocks, backend=HashMapBackend()
+        return restore_table(
+            node,
+            groups,
+            graph.max_parallelism,
+            manifest.checkpoint,
+            snapshot,
+            blocks,
+            drops_fields=False,
+            backend=HashMapBackend(),
         )
+
+
+def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> dict[Any, Any]:
+    table = table_of(kafka, loaded, manifest, operator)
     return {msgspec.msgpack.decode(key): value for key, value in table.items()}
 
 
@@ -158,6 +157,15 @@ class Silent:
         self.checkpoints.append(advanced.manifest)
 
 
+_numbers = count()
+
+
+def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
+    """Every piece of work is tried again, though its first attempt came to its end."""
+    attempts = [[perform(each, f"twice-{next(_numbers)}-{attempt}") for attempt in (0, 1)] for each in work]
+    return settled(answers[-1] for answers in attempts)
+
+
 def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **options: Any) -> Summary:
     """Advance to the latest offsets, or as *options* say, with units run here."""
     submit: Callable[[str, Sequence[bytes]], list[bytes]] = options.pop("submit", in_process)
@@ -170,28 +178,32 @@ def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **option
 
 def exported_and_reset(fed: Fed, folder: Path) -> str:
     """Export the newest checkpoint below *folder*, forget the pipeline, and say where the savepoint is."""
-    servers = ("--bootstrap-servers", fed.kafka.bootstrap_servers)
-    for words in (("savepoint", fed.name, "--to", f"file://{folder}"), ("reset", fed.name, "--yes", "--force")):
-        line = [sys.executable, "-m", "exactlyonce.cli.main", *words, *servers]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=LIMIT_S)
-        assert done.returncode == 0, done.stderr
+    exactlyonce(fed.kafka, "savepoint", fed.name, "--to", f"file://{folder}")
+    exactlyonce(fed.kafka, "reset", fed.name, "--yes", "--force")
     (savepoint,) = folder.glob(f"{fed.name}-*")
     return f"file://{savepoint}"
 
 
+def exactlyonce(kafka: KafkaCluster, *words: str, folder: Path = HERE) -> str:
+    """A command in this process, run in *folder*; what it writes to stdout."""
+    out, err = StringIO(), StringIO()
+    with chdir(folder), redirect_stdout(out), redirect_stderr(err):
+        code = main([*words, "--bootstrap-servers", kafka.bootstrap_servers])
+    assert code == 0, err.getvalue()
+    return out.getvalue()
+
+
+def start(fed: Fed, target: str, *arguments: str, env: Mapping[str, str] | None = None, **params: str) -> Run:
+    options = [f"--param={key}={value}" for key, value in {"name": fed.name, **params}.items()]
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    return Run(fed.kafka.bootstrap_servers, target, *options, *arguments, env={"PYTHONPATH": path, **(env or {})})
+
+
 def run_local(
-    fed: Fed, parallelism: int, target: str = "bounded_pipelines:broad", interval: str = "200ms", **params: str
-) -> None:
-    """`exactlyonce run --until latest`, as its users do."""
-    command = [sys.executable, "-m", "exactlyonce.cli.main", "run", target]
-    options = ["--bootstrap-servers", fed.kafka.bootstrap_servers, "--parallelism", str(parallelism)]
-    for each in {"name": fed.name, **params}.items():
-        options += ["--param", "=".join(each)]
+    fed: Fed, parallelism: int, target: str = "bounded_pipelines:broad", *arguments: str,
+    interval: str = "200ms", env: Mapping[str, str] | None = None, **params: str,
+) -> None:  # fmt: skip
+    options = ["--parallelism", str(parallelism), "--until", "latest", "--checkpoint-interval", interval]
     options += ["--checkpoint-storage", fed.storage or "topic"]
-    path = os.pathsep.join([str(HERE.parents[1] / "engines"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [*command, *options, "--until", "latest", "--checkpoint-interval", interval],
-        cwd=HERE, env={**os.environ, "PYTHONPATH": path},
-        capture_output=True, text=True, timeout=LIMIT_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    run = start(fed, target, *options, *arguments, env=env, **params)
+    assert run.wait() == 0, run.said

@@ -12,15 +12,12 @@ from exactlyonce.sinks import KafkaSink
 
 
 class Round(msgspec.Struct):
-    """The how-manieth update of a bucket an update of a customer's total was."""
-
     id: int
     bucket: int
     number: int
 
 
 def count(seen: int | None, total: Total) -> tuple[int, Round]:
-    """Numbers the updates of a bucket."""
     number = (seen or 0) + 1
     return number, Round(total.id, total.id % 7, number)
 
@@ -58,7 +55,6 @@ def every(name: str) -> Pipeline:
 
 
 def doubled(order: Order) -> Order:
-    """The order itself, changed in place."""
     order.total *= 2
     return order
 
@@ -74,20 +70,16 @@ def changing(name: str) -> Pipeline:
 
 
 class Closing:
-    """Passes orders on, refuses negative ones, and does not close."""
-
     def __call__(self, order: Order) -> Order:
         if order.total < 0:
             raise ValueError("negative")
         return order
 
     def close(self) -> None:
-        """Fails."""
         raise RuntimeError("connection already closed")
 
 
 def closing(name: str) -> Pipeline:
-    """Copies, by an operator whose `close()` raises."""
     pipeline = Pipeline(name)
     orders = pipeline.source("left", KafkaSource(f"{name}-in", value=Order))
     orders.map(Closing, id="copy").sink("copies", KafkaSink(f"{name}-copies", key=lambda order: str(order.id)))
@@ -116,7 +108,6 @@ def fine(name: str) -> Pipeline:
 
 
 def totals_of(pipeline: Pipeline) -> Pipeline:
-    """*pipeline* with two sources, a union and a running total."""
     orders = pipeline.source("left", KafkaSource(f"{pipeline.name}-in", value=Order)).union(
         pipeline.source("right", KafkaSource(f"{pipeline.name}-more", value=Order))
     )
@@ -143,10 +134,7 @@ def rejoined(name: str) -> Pipeline:
 
 
 class Opened:
-    """An operator that has something open."""
-
     count = 0
-    """How many are open."""
 
     def open(self, context: Context) -> None:
         Opened.count += 1
@@ -159,7 +147,6 @@ class Opened:
 
 
 def half_opened(name: str) -> Pipeline:
-    """Two operators of one task, the second of which cannot be opened."""
     pipeline = Pipeline(name)
     orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order)).map(Opened, id="first", output=Order)
     orders.map(Unopened, id="second", output=Order).sink("out", KafkaSink(f"{name}-out"))

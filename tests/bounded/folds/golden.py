@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bounded import Fed
+from bounded import Fed, table_of
 
 from exactlyonce.checkpoint.records.manifest import Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.store.blocks import BlockReader
 from exactlyonce.checkpoint.store.topic import find_topic
-from exactlyonce.engines.blocks import restore_table
 from exactlyonce.engines.bounded.replay.recompute import interval_of
 from exactlyonce.engines.bounded.stages import compute
 from exactlyonce.engines.bounded.submit import Submit
@@ -20,7 +19,6 @@ from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
 from exactlyonce.engines.bounded.unit.staging import read_outputs
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.loading import Loaded
-from exactlyonce.state.hash_map import HashMapBackend
 
 Outputs = dict[tuple[str, int], list[Any]]
 States = dict[str, dict[bytes, bytes]]
@@ -35,17 +33,10 @@ class Golden:
 
 
 def states_of(fed: Fed, loaded: Loaded, manifest: Manifest) -> States:
-    """The bytes of each key's state in *manifest*."""
-    graph = loaded.pipeline.build()
-    reader = BlockReader(fed.config, find_topic(fed.config, fed.name))
     found: States = {}
     for snapshot in manifest.operators:
-        node = graph.node(snapshot.operator)
-        groups = range(graph.max_parallelism)
-        table = restore_table(
-            node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, reader, backend=HashMapBackend()
-        )
-        found[node.id] = {key: msgspec.msgpack.encode(state) for key, state in table.items()}
+        table = table_of(fed.kafka, loaded, manifest, snapshot.operator)
+        found[snapshot.operator] = {key: msgspec.msgpack.encode(state) for key, state in table.items()}
     return found
 
 

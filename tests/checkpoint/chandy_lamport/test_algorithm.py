@@ -22,19 +22,16 @@ from exactlyonce.pipeline.errors import InvariantViolation
 
 
 def test_the_example_is_true() -> None:
-    """The docstring's example gives what it says."""
     assert doctest.testmod(algorithm).failed == 0
 
 
 def test_an_initiator_records_its_state_and_sends_markers_first() -> None:
-    """Who initiates records its state and sends a marker down every output, in one go."""
     process = ChandyLamport(["in"], ["x", "y"])
     assert process.handle(Initiate(7)) == [RecordState(7), SendMarker(7, "x"), SendMarker(7, "y")]
     assert process.under_way == [7]
 
 
 def test_the_first_marker_does_the_same_and_finds_its_channel_empty() -> None:
-    """The channel on which the first marker comes is empty; on the others messages count until their markers."""
     process = ChandyLamport("ab", ["x"])
     process.handle(MessageReceived("b", "before"))
     assert process.handle(MarkerReceived("a", 1)) == [RecordState(1), SendMarker(1, "x")]
@@ -45,12 +42,10 @@ def test_the_first_marker_does_the_same_and_finds_its_channel_empty() -> None:
 
 
 def test_without_inputs_a_part_is_complete_at_once() -> None:
-    """A source that initiates has nothing to wait for."""
     assert ChandyLamport([], ["x"]).handle(Initiate(1)) == [RecordState(1), SendMarker(1, "x"), Complete(1, {})]
 
 
 def test_a_loop_to_itself_is_a_channel_like_any_other() -> None:
-    """What a process has sent to itself before it recorded its state is recorded when it comes."""
     process = ChandyLamport(["loop"], ["loop"])
     assert process.handle(Initiate(1)) == [RecordState(1), SendMarker(1, "loop")]
     process.handle(MessageReceived("loop", "on its way"))
@@ -59,7 +54,6 @@ def test_a_loop_to_itself_is_a_channel_like_any_other() -> None:
 
 @pytest.mark.parametrize("complete", [False, True], ids=["under way", "complete"])
 def test_to_initiate_what_has_begun_does_nothing(complete: bool) -> None:
-    """Whoever initiates a snapshot that a marker has begun is late; the snapshot goes on as it does."""
     process = ChandyLamport("ab", [])
     process.handle(MarkerReceived("a", 1))
     if complete:
@@ -81,7 +75,6 @@ def test_snapshots_under_way_at_once_do_not_touch_each_other() -> None:
 
 
 def test_what_a_marker_has_overtaken_is_the_last_of_its_channel() -> None:
-    """A marker's overtaken messages are recorded with it, behind what had come before, and not when they come."""
     process = ChandyLamport("ab", [])
     process.handle(Initiate(1))
     process.handle(MessageReceived("b", "first"))
@@ -122,7 +115,6 @@ def test_what_a_marker_has_overtaken_is_the_last_of_its_channel() -> None:
     ],
 )
 def test_a_breach_of_the_protocol_is_a_violation(events: list[SnapshotEvent], said: str) -> None:
-    """What no sender that keeps to the protocol does raises InvariantViolation, which names snapshot and channel."""
     process = ChandyLamport("ab", ["x"])
     for event in events[:-1]:
         process.handle(event)
@@ -131,7 +123,6 @@ def test_a_breach_of_the_protocol_is_a_violation(events: list[SnapshotEvent], sa
 
 
 def test_a_marker_from_nowhere_begins_nothing() -> None:
-    """A marker on an unknown channel is refused before anything is recorded for it."""
     process = ChandyLamport("ab", ["x"])
     with pytest.raises(InvariantViolation):
         process.handle(MarkerReceived("c", 1))
@@ -139,7 +130,6 @@ def test_a_marker_from_nowhere_begins_nothing() -> None:
 
 
 def test_nothing_is_kept_but_what_is_recorded() -> None:
-    """Messages outside of snapshots leave nothing behind, nor do snapshots that are complete and forgotten."""
     process = ChandyLamport("ab", ["x"])
     kept = repr(vars(process))
     for snapshot in range(1, 100):

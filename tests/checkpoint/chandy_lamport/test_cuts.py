@@ -18,13 +18,11 @@ CHANNELS = {"pq": ("p", "q"), "qp": ("q", "p")}
 
 
 def test_the_example_is_true() -> None:
-    """The docstring's example gives what it says."""
     assert doctest.testmod(cuts).failed == 0
 
 
 @pytest.fixture
 def history() -> CausalHistory:
-    """p sends 1, 2 and 3; q receives 1, sends 4, receives 2; p receives 4."""
     history = CausalHistory("pq", CHANNELS)
     for message in (1, 2, 3):
         history.sent("pq", message)
@@ -56,12 +54,10 @@ def history() -> CausalHistory:
 def test_what_is_wrong_is_named(
     history: CausalHistory, positions: dict[str, int], in_flight: dict[str, tuple[int, ...]], flaws: list[Violation]
 ) -> None:
-    """A cut is right, or its flaw is named with the channel and the message."""
     assert history.violations(Cut(positions, in_flight)) == flaws
 
 
 def test_a_violation_is_a_sentence(history: CausalHistory) -> None:
-    """What is wrong can be read."""
     assert [str(each) for each in history.violations(Cut({"p": 1, "q": 3}, {}))] == [
         "message 2 of channel pq was received before the cut and sent after it",
         "message 4 of channel qp was on its way at the cut and is not recorded",
@@ -71,7 +67,6 @@ def test_a_violation_is_a_sentence(history: CausalHistory) -> None:
 
 @pytest.mark.parametrize("message", [2, 1, 9], ids=["before its turn", "again", "never sent"])
 def test_a_history_of_other_channels_is_refused(message: int) -> None:
-    """What comes out of order, twice or from nowhere was on no FIFO channel."""
     history = CausalHistory("pq", CHANNELS)
     for each in (1, 3, 2):
         history.sent("pq", each)
@@ -87,7 +82,6 @@ def test_messages_that_are_equal_are_refused(history: CausalHistory) -> None:
 
 
 def test_a_cut_of_another_graph_is_refused(history: CausalHistory) -> None:
-    """A channel that the graph does not have is not ignored."""
     with pytest.raises(InvariantViolation, match="channels of its graph"):
         history.violations(Cut({"p": 0, "q": 0}, {"pr": (1,)}))
 

@@ -21,7 +21,6 @@ from exactlyonce.checkpoint.chandy_lamport.cuts import Flaw
 
 
 def demand_right(schedule: Schedule, network: Network) -> None:
-    """Every snapshot is complete, its cut is consistent and exact, and no money is missing in it, or there twice."""
     everybody = set(range(schedule.graph.processes))
     assert [link for link, queue in network.queues.items() if queue] == []
     assert [process.under_way for process in network.processes.values() if process.under_way] == []
@@ -32,20 +31,16 @@ def demand_right(schedule: Schedule, network: Network) -> None:
 
 
 def recorded(schedule: Schedule, network: Network) -> int:
-    """How many messages are in the channels of all snapshots."""
     return sum(len(each) for snapshot in schedule.snapshots for each in network.in_flight[snapshot].values())
 
 
 @given(schedules(any_graph()))
 def test_a_snapshot_of_any_graph_is_a_consistent_cut(schedule: Schedule) -> None:
-    """Whatever the graph, the order of events, the initiators and the snapshots beside it, the cut of each snapshot is
-    consistent, each channel holds exactly what was on its way, and the money in it is all there is."""
     demand_right(schedule, lived_through(schedule))
 
 
 @given(schedules(any_graph(), overtaking=True))
 def test_a_marker_may_overtake_what_it_names(schedule: Schedule) -> None:
-    """So it is where markers get ahead of messages, if they name them."""
     demand_right(schedule, lived_through(schedule))
 
 
@@ -55,8 +50,6 @@ def test_a_marker_may_overtake_what_it_names(schedule: Schedule) -> None:
 @settings(max_examples=50)
 @given(schedules(pipeline(), by_sources=True))
 def test_aligned_barriers_are_markers_that_are_taken_together(schedule: Schedule) -> None:
-    """Where the shipped alignment holds inputs back until their barriers have all come, and the algorithm is given
-    these together, its cuts are right and there is nothing in any channel."""
     network = lived_through(schedule, under(Aligned))
     demand_right(schedule, network)
     assert recorded(schedule, network) == 0
@@ -65,23 +58,19 @@ def test_aligned_barriers_are_markers_that_are_taken_together(schedule: Schedule
 @settings(max_examples=50)
 @given(schedules(pipeline(), by_sources=True, overtaking=True))
 def test_unaligned_barriers_are_markers_that_overtake_and_sources_that_initiate(schedule: Schedule) -> None:
-    """Where sources initiate, and barriers are taken at once and ahead of what they name, the cuts are right."""
     demand_right(schedule, lived_through(schedule, under(AtOnce)))
 
 
 @settings(max_examples=100)
 @given(st.booleans().flatmap(lambda cyclic: schedules(pipeline(cyclic=cyclic), by_all=True)))
 def test_shipped_unaligned_barriers_are_markers_that_everybody_initiates(schedule: Schedule) -> None:
-    """Where every process is told of a snapshot at a moment of its own, and the shipped alignment is overtaken then, or
-    comes to its end before, the cuts are right; in cycles, too."""
+    """Each process is told of a snapshot at a moment of its own, in cycles, too."""
     demand_right(schedule, lived_through(schedule, under(Overtaking)))
 
 
 @settings(max_examples=50)
 @given(schedules(pipeline(cyclic=True), by_sources=True))
 def test_in_a_cycle_feedback_is_recorded_and_the_rest_is_aligned(schedule: Schedule) -> None:
-    """Where the ordinary inputs are aligned and feedback is not, the snapshots come to their end, their cuts are right,
-    and only channels of feedback hold anything."""
     network = lived_through(schedule, under(Aligned))
     demand_right(schedule, network)
     holding = {link for snapshot in schedule.snapshots for link, each in network.in_flight[snapshot].items() if each}
@@ -91,8 +80,7 @@ def test_in_a_cycle_feedback_is_recorded_and_the_rest_is_aligned(schedule: Sched
 @settings(max_examples=50)
 @given(schedules(pipeline(), by_sources=True))
 def test_without_holding_back_a_cut_has_one_flaw_at_most(schedule: Schedule) -> None:
-    """Where nothing is held back while barriers are awaited, as at least once, all that can be wrong with a cut is that
-    a message was received before it and sent after it; and only at a process with several inputs."""
+    """A message may be received before the cut and sent after it, at a process with several inputs: no more."""
     network = lived_through(schedule, under(AtLeastOnce))
     inputs = Counter(link.receiver for link in schedule.graph.links)
     for each in violations(schedule, network):
@@ -119,35 +107,29 @@ def drawn(strategy: SearchStrategy[Schedule], count: int) -> list[Schedule]:
 
 @pytest.fixture(scope="module")
 def pipelines() -> list[Schedule]:
-    """Schedules of pipelines whose sources initiate."""
     return drawn(schedules(pipeline(), by_sources=True), 60)
 
 
 @pytest.fixture(scope="module")
 def told() -> list[Schedule]:
-    """Schedules of pipelines in which every process is told of each snapshot."""
     return drawn(schedules(pipeline(), by_all=True), 60)
 
 
 @pytest.fixture(scope="module")
 def anything() -> list[Schedule]:
-    """Schedules of any graph, with markers that overtake."""
     return drawn(schedules(any_graph(), overtaking=True), 200)
 
 
 def flaws(histories: list[Schedule], make: Make) -> set[Flaw]:
-    """Everything that is ever wrong with a snapshot."""
     return {each.flaw for schedule in histories for each in violations(schedule, lived_through(schedule, make))}
 
 
 def test_at_least_once_is_no_consistent_cut(pipelines: list[Schedule]) -> None:
-    """Without holding back, some message is received before the cut and sent after it: the difference is real."""
     assert flaws(pipelines, under(AtLeastOnce)) == {Flaw.SENT_AFTER}
     assert flaws(pipelines, under(Aligned)) == set()
 
 
 def test_taken_at_once_barriers_find_something_in_the_channels(pipelines: list[Schedule]) -> None:
-    """What alignment would have held back, or waited for, is recorded when barriers are taken at once."""
     networks = [(schedule, lived_through(schedule, under(AtOnce))) for schedule in pipelines]
     assert sum(recorded(*each) for each in networks) > 0
 
@@ -170,19 +152,16 @@ class Hasty(Overtaking):
 
 
 def test_what_comes_on_inputs_that_owe_the_barrier_must_be_recorded(told: list[Schedule]) -> None:
-    """A planted defect shows: without it messages are lost."""
     assert flaws(told, under(Hasty)) == {Flaw.LOST}
     assert flaws(told, under(Overtaking)) == set()
 
 
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_planted_defect_is_found(anything: list[Schedule], name: str) -> None:
-    """Each planted defect shows by the flaws that its row names and by no others, each with its message named."""
     assert flaws(anything, DEFECTS[name].make) == DEFECTS[name].flaws
 
 
 def test_without_a_planted_defect_nothing_is_found(anything: list[Schedule]) -> None:
-    """The schedules that show the defects are clean without."""
     assert flaws(anything, Network) == set()
     for schedule in anything:
         demand_right(schedule, lived_through(schedule))

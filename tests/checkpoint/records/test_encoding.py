@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typing
 from contextlib import suppress
+from string import ascii_letters, ascii_lowercase, digits
 from typing import Any
 
 import msgspec
@@ -34,17 +35,16 @@ INCARNATION = Incarnation(
 
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
-    """Values of a type that the records use."""
     if annotation is int:
         return st.integers(0, 2**31 - 1)
     if annotation is str:
-        return st.text(st.characters(codec="utf-8"), max_size=20)
+        return st.text("az09-_:/ \0\x7f\x80\u07ff\u0800\uffff\U0001f600", max_size=8)
     if annotation is bytes:
         return st.binary(min_size=32, max_size=32)
     if typing.get_origin(annotation) is tuple:
         arguments = typing.get_args(annotation)
         if arguments[-1] is ...:
-            return st.lists(values_of(arguments[0]), max_size=3).map(tuple)
+            return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
         return st.tuples(*map(values_of, arguments))
     return st.builds(annotation, **{n: values_of(of) for n, of in typing.get_type_hints(annotation).items()})
 
@@ -55,7 +55,6 @@ records = st.one_of([values_of(kind) for kind in KINDS])
 class TestValues:
     @given(records)
     def test_what_is_encoded_is_decoded(self, record: Any) -> None:
-        """Every record survives being encoded and decoded."""
         assert decode(encode(record), type(record)) == record
 
     def test_the_bytes_are_single_object_encoding(self) -> None:
@@ -64,7 +63,6 @@ class TestValues:
         assert encode(INCARNATION) == b"\xc3\x01" + bytes.fromhex(FINGERPRINTS[Incarnation][-1]) + body
 
     def test_a_version_that_was_written_is_never_changed(self) -> None:
-        """Every version of every schema has the fingerprint that it was published with."""
         found = {
             kind: [wire._parse(kind, version).fingerprint.hex() for version in versions]
             for kind, versions in wire.SCHEMAS.items()
@@ -81,7 +79,6 @@ class TestValues:
                     assert fields == known[name].__struct_fields__, name
 
     def test_an_older_version_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A value written with a known older schema is resolved to the newest."""
         older = wire._parse(Incarnation, wire.SCHEMAS[Incarnation][0])
         monkeypatch.setitem(wire._WRITTEN, Incarnation, older)
         value = encode(msgspec.structs.replace(INCARNATION, ended=True))
@@ -90,7 +87,6 @@ class TestValues:
         assert decode(value, Incarnation) == INCARNATION, "it does not say that it has ended"
 
     def test_an_older_manifest_is_read(self, monkeypatch: pytest.MonkeyPatch, manifest: Any) -> None:
-        """A manifest that knows no leader epochs has the same offsets, of unknown epochs."""
         offsets = (SourceOffset("orders", "orders", "id", 0, 7, 3), SourceOffset("orders", "orders", "id", 1, 9, 4))
         written = manifest(1, offsets=offsets)
         monkeypatch.setitem(wire._WRITTEN, Manifest, wire._parse(Manifest, wire.SCHEMAS[Manifest][0]))
@@ -101,13 +97,11 @@ class TestValues:
         assert decode(value, Manifest) == msgspec.structs.replace(written, offsets=unknown)
 
     def test_a_manifest_over_its_limit_is_not_written(self, manifest: Any) -> None:
-        """A manifest over 256 kB is refused before it is written, and the error names both sizes."""
         committables = manifest(1).committables * 6_000
         with pytest.raises(InvariantViolation, match=rf"manifest of \d+,\d+ bytes is over .* {MANIFEST_SIZE_MAX:,}"):
             encode(manifest(1, committables=committables))
 
     def test_a_block_over_its_limit_is_not_written(self) -> None:
-        """A block may have one megabyte, and not a byte more."""
         overhead = (
             len(encode(Block("totals", 1, "image", "none", "", bytes(BLOCK_SIZE_MAX // 2)))) - BLOCK_SIZE_MAX // 2
         )
@@ -120,20 +114,17 @@ class TestValues:
 class TestDamage:
     @given(st.binary(max_size=300), st.sampled_from(KINDS))
     def test_random_bytes(self, value: bytes, kind: Any) -> None:
-        """Random bytes are damage, and raise nothing else."""
         with pytest.raises(DamagedRecord):
             decode(value, kind)
 
     @given(st.sampled_from(KINDS), st.binary(max_size=300))
     def test_random_bytes_behind_a_right_fingerprint(self, kind: Any, body: bytes) -> None:
-        """What follows a known fingerprint is either a record of its class or damage."""
         value = wire.MAGIC + bytes.fromhex(FINGERPRINTS[kind][-1]) + body
         with suppress(DamagedRecord):
             assert isinstance(decode(value, kind), kind)
 
     @given(records, st.data())
     def test_flipped_bits(self, record: Any, data: st.DataObject) -> None:
-        """A value with flipped bits gives a record of its class or is damage; nothing else is raised."""
         value = bytearray(encode(record))
         for place in data.draw(st.lists(st.integers(0, len(value) - 1), min_size=1, max_size=4)):
             value[place] ^= data.draw(st.integers(1, 255))
@@ -142,35 +133,29 @@ class TestDamage:
 
     @given(records, st.data())
     def test_cut_values(self, record: Any, data: st.DataObject) -> None:
-        """A value that lost its end is damage."""
         value = encode(record)
         with pytest.raises(DamagedRecord):
             decode(value[: data.draw(st.integers(0, len(value) - 1))], type(record))
 
     @given(records, st.binary(min_size=1, max_size=10))
     def test_bytes_behind_the_record(self, record: Any, tail: bytes) -> None:
-        """A value with something behind the record is damage."""
         with pytest.raises(DamagedRecord, match="bytes too many"):
             decode(encode(record) + tail, type(record))
 
     def test_another_class(self) -> None:
-        """A record of another class than expected is damage, and both are named."""
         with pytest.raises(DamagedRecord, match="A incarnation lies where a finalized should be"):
             decode(encode(INCARNATION), Finalized)
 
     def test_an_unknown_schema(self) -> None:
-        """A fingerprint that is not known is named, and may come from a newer version."""
         value = wire.MAGIC + bytes(range(8)) + b"body"
         with pytest.raises(DamagedRecord, match="0001020304050607 is unknown: written by a newer exactlyonce"):
             decode(value, Manifest)
 
     def test_sizes_are_checked_before_anything_is_decoded(self) -> None:
-        """A value over the limit of its class is not looked at."""
         with pytest.raises(DamagedRecord, match="over the limit"):
             decode(bytes(MANIFEST_SIZE_MAX + 1), Manifest)
 
     def test_a_claimed_length_allocates_nothing(self) -> None:
-        """A few bytes that claim to hold exabytes are damage."""
         claim = b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f"
         for kind in (Block, Finalized, Incarnation):
             with pytest.raises(DamagedRecord):
@@ -178,25 +163,23 @@ class TestDamage:
 
 
 numbers = st.integers(0, 10**18 - 1)
-names = st.from_regex(r"\A[A-Za-z0-9_-]{1,30}\Z")
+names = st.text(f"{ascii_letters}{digits}_-", min_size=1, max_size=30)
+nonces = st.text(f"{ascii_lowercase}{digits}", min_size=1, max_size=12)
 
 
 class TestKeys:
-    @given(st.builds(BlockKey, numbers, numbers, names, numbers, numbers, numbers, st.from_regex(r"\A[a-z0-9]+\Z")))
+    @given(st.builds(BlockKey, numbers, numbers, names, numbers, numbers, numbers, nonces))
     def test_block_keys(self, key: BlockKey) -> None:
-        """A block's key is spelled and parsed back."""
         assert BlockKey.parse(str(key)) == key
         assert DecisionKey.parse(str(key)) is None
 
     @given(st.sampled_from((Manifest, Finalized, Incarnation, Repair)), numbers, numbers)
     def test_decision_keys(self, kind: Any, number: int, repair: int) -> None:
-        """The key of a decision is spelled and parsed back."""
         key = DecisionKey(kind, number, repair if kind is Repair else 0)
         assert DecisionKey.parse(str(key)) == key
         assert BlockKey.parse(str(key)) is None
 
     def test_a_decision_knows_its_key(self, manifest: Any) -> None:
-        """Each record is written under a key that says what it is."""
         repair = Repair(7, 2, 1, "lost", manifest(7).committables[0])
         found = [str(DecisionKey.of(each)) for each in (INCARNATION, manifest(7), Finalized(7, 1, 0, ()), repair)]
         assert found == ["incarnation/3", "manifest/7", "finalized/7", "repair/7/2"]
@@ -207,13 +190,19 @@ class TestKeys:
          "block/1/1/a/0/0/0", "block/1/1/a b/0/0/0-ab", "block/1/1//0/0/0-ab", "block/1/1/a/0/0/0-ab/", "manifest/९"],
     )  # fmt: skip
     def test_what_is_no_key(self, text: str) -> None:
-        """A text that is not a key as a whole is none."""
         assert BlockKey.parse(text) is None
         assert DecisionKey.parse(text) is None
 
 
 FINGERPRINTS = {
-    Manifest: ["a0ee0191f086b58a", "420546f873bd7de7", "57be248af10ce47f", "e942cc97b09aa6ae", "f94a7e9d9cfdb206"],
+    Manifest: [
+        "a0ee0191f086b58a",
+        "420546f873bd7de7",
+        "57be248af10ce47f",
+        "e942cc97b09aa6ae",
+        "f94a7e9d9cfdb206",
+        "6ee16d65b769dd95",
+    ],
     Finalized: ["97b9bc06bfcdb453"],
     Incarnation: ["c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb"],
     Repair: ["1a1b454c5b4df844"],
@@ -222,7 +211,6 @@ FINGERPRINTS = {
 
 
 def _nested() -> list[type]:
-    """The classes that a manifest is made of."""
     from exactlyonce.checkpoint.records import manifest
 
     return [each for each in vars(manifest).values() if isinstance(each, type) and issubclass(each, msgspec.Struct)]

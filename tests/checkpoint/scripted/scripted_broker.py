@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
@@ -22,44 +23,31 @@ from exactlyonce.checkpoint.transactions.broker_answers import (
 )
 
 
-def transactions(incarnation: int = 3, attempt: int = 1) -> TransactionCommits:
-    """The protocol of an incarnation of the pipeline `p`."""
+def transactions(incarnation: int = 3, attempt: int = 1, timeout_ms: int = 100_000) -> TransactionCommits:
     return TransactionCommits(
         pipeline="p", incarnation=incarnation, attempt=attempt, cluster_id="cluster", transaction_version=2,
-        transaction_timeout_ms=100_000,
+        transaction_timeout_ms=timeout_ms,
     )  # fmt: skip
 
 
-MANIFEST = Manifest(
-    pipeline="p", checkpoint=7, incarnation=3, attempt=0, kind="checkpoint", base=6, previous=6, triggered_at_ms=0,
-    completed_at_ms=99, fingerprint="print", max_parallelism=128, parallelism=1, block_partitions=4,
-    block_end_offsets=(0, 5, 5, 5), written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(),
-    sinks=(),
-)  # fmt: skip
+MANIFEST = blank_manifest(
+    incarnation=3, completed_at_ms=99, fingerprint="print", block_partitions=4, block_end_offsets=(0, 5, 5, 5)
+)
 BLOCK = BlockRef(1, 0, "block", 1, b"")
 
 
 def name(slot: object, subtask: int = 0, incarnation: str = "2.0") -> str:
-    """A transactional id of the sink `out`."""
     return f"eo:p:out:{subtask}:{incarnation}:{slot}"
 
 
 def precommit(slot: int, records: int = 5, subtask: int = 0, checkpoint: int = 7) -> Precommit:
-    """A precommit of producer id 10 + *slot*."""
     return Precommit(
-        transactional_id=name(slot, subtask),
-        producer_id=10 + slot,
-        epoch=3,
-        sink="out",
-        subtask=subtask,
-        checkpoint=checkpoint,
-        records=records,
-        open_ms=40,
-    )
+        transactional_id=name(slot, subtask), producer_id=10 + slot, epoch=3, sink="out", subtask=subtask,
+        checkpoint=checkpoint, records=records, open_ms=40,
+    )  # fmt: skip
 
 
 def committable(slot: int, subtask: int = 0, checkpoint: int = 7, records: int = 5) -> Committable:
-    """What *precommit* becomes, with all its records in partition 0."""
     written = (Written("t", 0, 100 * slot, records),)
     return Committable(
         transactional_id=name(slot, subtask), producer_id=10 + slot, epoch=3, transaction_version=2,
@@ -68,7 +56,6 @@ def committable(slot: int, subtask: int = 0, checkpoint: int = 7, records: int =
 
 
 def manifest(*committables: Committable) -> Manifest:
-    """Checkpoint 7 with these committables."""
     return msgspec.structs.replace(MANIFEST, committables=committables)
 
 
@@ -145,12 +132,10 @@ class World:
         return outcome is not Outcome.NOT_WRITTEN
 
     def commit(self) -> ask.Procedure[Outcome]:
-        """What the outcome was scripted to be."""
         return self._outcome
         yield  # never: it makes this a procedure
 
     def take_back(self, why: str) -> ask.Procedure[None]:
-        """Noted, as the next thing asked."""
         self.taken_back.append(why)
         yield ask.Reached("taken back")
 
@@ -182,16 +167,13 @@ class World:
         )
 
     def of(self, kind: type) -> list[Any]:
-        """The requests of one kind, in order."""
         return [each for each in self.asked if isinstance(each, kind)]
 
     @property
     def appended(self) -> list[Manifest | Finalized | Repair]:
-        """All records that were appended, in order."""
         return [record for each in self.of(ask.Append) for record in each.records]
 
     def asked_for(self, commit: bool) -> list[str]:
-        """Ids that were asked to be committed, or aborted, in order."""
         asked = [each.endings for each in self.of(ask.EndTransactions) if each.commit is commit]
         return [each.transactional_id for endings in asked for each in endings]
 
@@ -199,5 +181,20 @@ class World:
 def finished(
     world: World, made: Manifest, repairs: Iterable[Repair] = (), *, accept_loss: bool = False
 ) -> dict[str, str]:
-    """Run the finish."""
     return ask.drive(finish(made, repairs, [transactions()], 3, 99, accept_loss=accept_loss), world)
+
+
+def finished_after_a_crash(stop: int, made: Manifest, **script: Any) -> dict[str, str]:
+    """Run the finish up to its request number *stop*, then again by one that knows what was recorded."""
+    crashed, world = World(**script), World(**script)
+    procedure = finish(made, [], [transactions()], 3, 99)
+    request = next(procedure)
+    for _ in range(stop - 1):
+        request = procedure.send(crashed(request))
+    procedure.close()
+    repairs = [each for each in crashed.appended if isinstance(each, Repair)]
+    fates = ask.drive(finish(made, repairs, [transactions(incarnation=4, attempt=0)], 4, 99), world)
+    repairs += [each for each in world.appended if isinstance(each, Repair)]
+    known = {each.transactional_id for each in (*made.committables, *(repair.committable for repair in repairs))}
+    assert {*crashed.asked_for(commit=True), *world.asked_for(commit=True)} <= known
+    return fates

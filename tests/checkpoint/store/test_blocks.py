@@ -7,18 +7,20 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from confluent_kafka import Consumer, Producer
+from waiting import until
 
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
 from exactlyonce.checkpoint.store import blocks as store_blocks
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, scan_blocks
-from exactlyonce.checkpoint.store.scan import read_range
+from exactlyonce.checkpoint.store.scan import IDLE_TIMEOUT_S, read_range
 from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
@@ -37,12 +39,10 @@ def block(body: bytes, checkpoint: int = 1, operator: str = "totals") -> Block:
 
 
 def bytes_of(seed: object, size: int) -> bytes:
-    """*size* bytes that only *seed* has."""
     return hashlib.shake_128(str(seed).encode()).digest(size)
 
 
 def written(writer: BlockWriter, bodies: Iterable[bytes], checkpoint: int = 1) -> list[BlockRef]:
-    """References of blocks with these bodies, of key groups 0, 1, 2 and so on."""
     tickets = [writer.write(block(body, checkpoint), group) for group, body in enumerate(bodies)]
     writer.wait(LIMIT_S)
     return [ticket.ref for ticket in tickets if ticket.ref is not None]
@@ -60,13 +60,11 @@ def delivered(writer: BlockWriter, body: bytes) -> BlockRef:
 
 
 def read(reader: BlockReader, refs: Iterable[BlockRef]) -> dict[str, bytes]:
-    """Bodies by key."""
     return {ref.key: found.body for ref, found in reader.fetch(refs)}
 
 
 class TestWritingAndReading:
     def test_what_is_written_is_read(self, store: Any) -> None:
-        """Blocks are read back by their references, whatever their order, from all partitions but the first."""
         bodies = [bytes_of(group, 1_000) for group in range(40)]
         refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), bodies)
         assert {ref.partition for ref in refs} == {1, 2, 3, 4}
@@ -75,7 +73,6 @@ class TestWritingAndReading:
         assert found == {ref.key: body for ref, body in zip(refs, bodies, strict=True)}
 
     def test_a_reference_says_who_wrote_the_block_and_what_it_is(self, store: Any) -> None:
-        """The key names incarnation, checkpoint, operator, key group, part and attempt; size and SHA-256 are exact."""
         first, second = (BlockWriter.connected(store.config, store.topic, 3, 7) for _ in range(2))
         value = encode(block(b"body", 9))
         nonces = set()
@@ -91,7 +88,6 @@ class TestWritingAndReading:
         assert len(nonces) == 2
 
     def test_the_largest_block(self, store: Any) -> None:
-        """A block of exactly one megabyte is written and read; a larger one is refused at once."""
         body = bytes(BLOCK_SIZE_MAX - len(encode(block(bytes(BLOCK_SIZE_MAX // 2)))) + BLOCK_SIZE_MAX // 2)
         writer = BlockWriter.connected(store.config, store.topic, 1, 0)
         (ref,) = written(writer, [body])
@@ -100,26 +96,25 @@ class TestWritingAndReading:
         with pytest.raises(InvariantViolation, match="over the limit"):
             writer.write(block(body + b"x"), 0)
 
-    def test_sparse_references(self, store: Any) -> None:
-        """A few blocks among many are read right, over gaps that are read over and gaps that are skipped."""
-        bodies = [bytes_of(group, 300_000) for group in range(200)]
+    def test_sparse_references(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(store_blocks, "_GAP_BYTES_MAX", 400_000)
+        bodies = [bytes_of(group, 30_000) for group in range(200)]
         refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), bodies)
         reader = BlockReader(store.config, store.topic)
         for step in (3, 8, 90):
             assert read(reader, refs[::step]) == {r.key: b for r, b in list(zip(refs, bodies, strict=True))[::step]}
 
-    @pytest.mark.exhaustive
-    def test_who_takes_long_over_a_block(self, store: Any) -> None:
+    def test_who_takes_long_over_a_block(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """What is done with a block before the next is asked for does not count as the broker's silence."""
         refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"x"] * 4)
-        taken = []
-        for ref, _ in BlockReader(store.config, store.topic, idle_timeout_s=1.0).fetch(refs):
+        taken: list[BlockRef] = []
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + len(taken) * 2 * IDLE_TIMEOUT_S)
+        monkeypatch.setattr(store_blocks, "time", later)
+        for ref, _ in BlockReader(store.config, store.topic).fetch(refs):
             taken.append(ref)
-            time.sleep(1.1)
         assert set(taken) == set(refs)
 
     def test_a_reader_that_stays_connected(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It makes one client for all that it reads, forward, backward, here and there; nothing read before shows."""
         bodies = [bytes_of(group, 50_000) for group in range(40)]
         refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), bodies)
         expected = {ref.key: body for ref, body in zip(refs, bodies, strict=True)}
@@ -141,7 +136,6 @@ class TestWritingAndReading:
         assert len(made) == 2
 
     def test_what_was_not_read_to_its_end(self, store: Any) -> None:
-        """A reader that stays connected reads the right blocks after one was damaged, or the rest was not wanted."""
         refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), map(bytes_of, range(40), [5_000] * 40))
         reader = BlockReader(store.config, store.topic, stays_connected=True)
         for _ in range(3):
@@ -155,11 +149,9 @@ class TestWritingAndReading:
         reader.close()
 
     def test_no_references(self, store: Any) -> None:
-        """To read nothing, nothing is asked."""
         assert list(BlockReader({"bootstrap.servers": "127.0.0.1:1"}, store.topic).fetch([])) == []
 
     def test_an_open_transaction_hides_no_block(self, store: Any) -> None:
-        """Blocks behind an open transaction of somebody else are read all the same."""
         orphan = Producer({**store.config, "transactional.id": store.pipeline})
         orphan.init_transactions(LIMIT_S)
         orphan.begin_transaction()
@@ -171,7 +163,6 @@ class TestWritingAndReading:
         orphan.abort_transaction(LIMIT_S)
 
     def test_a_block_of_an_operator_with_a_bad_name(self, store: Any) -> None:
-        """A key that could not be parsed back is refused before it is written."""
         with pytest.raises(InvariantViolation, match="well-formed"):
             BlockWriter.connected(store.config, store.topic, 1, 0).write(block(b"", operator="a/b"), 0)
 
@@ -179,7 +170,6 @@ class TestWritingAndReading:
 class TestDamage:
     @pytest.fixture
     def refs(self, store: Any) -> list[BlockRef]:
-        """References of eight blocks."""
         writer = BlockWriter.connected(store.config, store.topic, 1, 0)
         return written(writer, [bytes_of(group, 100) for group in range(8)])
 
@@ -197,15 +187,18 @@ class TestDamage:
     def test_a_reference_that_does_not_fit(
         self, store: Any, refs: list[BlockRef], change: dict[str, Any], message: str
     ) -> None:
-        """A reference is good for exactly its block: for anything else, the error names it."""
         wrong = msgspec.structs.replace(refs[0], **change)
-        with pytest.raises(DamagedBlock, match=message) as damage:
-            read(BlockReader(store.config, store.topic, idle_timeout_s=5.0), [wrong, *refs[1:]])
+        for idle_timeout_s in (1.0, 10.0, float(LIMIT_S)):  # what may yet come is waited for, as is a slow broker
+            with pytest.raises((DamagedBlock, BrokerUnavailable)) as damage:
+                read(BlockReader(store.config, store.topic, idle_timeout_s), [wrong, *refs[1:]])
+            if isinstance(damage.value, DamagedBlock):
+                break
+        assert isinstance(damage.value, DamagedBlock)
+        assert message in str(damage.value)
         assert damage.value.ref == wrong
         assert wrong.key in str(damage.value)
 
     def test_garbage_under_a_right_digest(self, store: Any) -> None:
-        """Bytes that are no block are damage, also if the reference was made for them."""
         store.write("block/1/1/totals/0/0/0-ab", b"garbage", partition=1)
         ref = BlockRef(1, 0, "block/1/1/totals/0/0/0-ab", 7, hashlib.sha256(b"garbage").digest())
         with pytest.raises(DamagedBlock, match="single-object"):
@@ -238,7 +231,6 @@ class TestTrouble:
 
     @pytest.mark.exhaustive
     def test_a_broker_that_was_away(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
-        """A reader that stays connected reads on, whether it was asked while the broker was away or not."""
         cluster = stoppable
         store = new_store(cluster.bootstrap_servers, topic_name)
         refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"a", b"b", b"c", b"d"])
@@ -258,7 +250,6 @@ class TestTrouble:
 
     @pytest.mark.exhaustive
     def test_waiting_is_bounded(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
-        """Whoever waits for blocks is told when they take too long."""
         cluster = stoppable
         store = new_store(cluster.bootstrap_servers, topic_name)
         writer = BlockWriter.connected(store.config, store.topic, 1, 0)
@@ -270,8 +261,7 @@ class TestTrouble:
 
 class TestCleaning:
     def test_orphans(self, store: Any) -> None:
-        """A scan finds the blocks behind the given offsets that are not tombstoned, as they can be referred to, and the
-        time of each."""
+        """A scan finds the blocks behind the given offsets that have no tombstone."""
         before_ms = SystemClock().now_ms()
         writer = BlockWriter.connected(store.config, store.topic, 1, 0)
         log = store.living()
@@ -298,9 +288,7 @@ class TestCleaning:
             assert dropping.flush(LIMIT_S) == 0
             assert set(scan_blocks(store.config, store.topic, [0] * 5).blocks) == set(refs)
             end(LIMIT_S)
-        deadline = time.monotonic() + LIMIT_S
-        while scan_blocks(store.config, store.topic, [0] * 5).blocks:
-            assert time.monotonic() < deadline, "markers take a moment"
+        until(lambda: not scan_blocks(store.config, store.topic, [0] * 5).blocks)  # markers take a moment
 
     def test_dead_blocks(self, store: Any) -> None:
         """A tombstoned block is dead, so is one before the first offset, and so are all if the topic is another."""
@@ -321,7 +309,6 @@ class TestCleaning:
 class TestCompaction:
     @pytest.fixture
     def compacting(self, own_broker: Any, new_store: Any, topic_name: str) -> Any:
-        """A checkpoint topic whose segments are small, on a broker that compacts as often as it can."""
         cluster = own_broker({"log.cleaner.backoff.ms": "50"})
         store = new_store(cluster.bootstrap_servers, topic_name)
         store.kafka.configure_topic(
@@ -331,7 +318,6 @@ class TestCompaction:
 
     @pytest.mark.exhaustive
     def test_references_stay_right_while_compaction_runs(self, compacting: Any) -> None:
-        """While most blocks are tombstoned and compacted away, those that are left are read at their offsets."""
         store = compacting
         log, writer = store.living(), BlockWriter.connected(store.config, store.topic, 1, 0)
         reader = BlockReader(store.config, store.topic)
@@ -366,7 +352,6 @@ class TestCompaction:
 
     @pytest.mark.exhaustive
     def test_the_decision_log_is_read_over_its_gaps(self, compacting: Any) -> None:
-        """After hundreds of decisions were compacted away, what is retained is read, and nothing else."""
         store = compacting
         log = store.living()
         wide = {"fingerprint": "f" * 20_000}
@@ -374,10 +359,7 @@ class TestCompaction:
             log.appended(store.manifest(checkpoint, **wide))
             dropped = [checkpoint - 3] if checkpoint >= 3 else []
             log.appended(store.mark(checkpoint), manifests_dropped=dropped)
-        deadline = time.monotonic() + LIMIT_S
-        while _manifests_left(store, log.end_offsets[0]) > 75:
-            assert time.monotonic() < deadline, "nothing was compacted"
-            log.beaten()
+        until(lambda: _manifests_left(store, log.end_offsets[0]) <= 75, meanwhile=log.beaten)
         history = store.opened().history
         assert history.retained == [store.manifest(checkpoint, **wide) for checkpoint in (147, 148, 149)]
         assert sorted(history.finalized) == [147, 148, 149]
@@ -386,16 +368,18 @@ class TestCompaction:
 
 def _until_compacted(store: Any, writer: BlockWriter, reader: BlockReader, dropped: list[BlockRef]) -> None:
     """Wait until the broker has removed the first of *dropped* from every partition, rolling segments meanwhile."""
-    deadline = time.monotonic() + LIMIT_S
     firsts = {ref.partition: ref for ref in reversed(dropped)}
-    while firsts:
-        assert time.monotonic() < deadline, "nothing was compacted"
+
+    def gone() -> bool:
         written(writer, [b"roll"] * 4, checkpoint=time.monotonic_ns())
         for partition, ref in list(firsts.items()):
             try:
                 read(reader, [ref])
             except DamagedBlock:
                 del firsts[partition]
+        return not firsts
+
+    until(gone)
 
 
 def _nothing_damaged(first: int, behind: int) -> None:
@@ -403,6 +387,5 @@ def _nothing_damaged(first: int, behind: int) -> None:
 
 
 def _manifests_left(store: Any, end: int) -> int:
-    """How many manifests the broker still keeps, dropped ones included."""
     records = read_range(store.config, store.topic.name, 0, 0, end, "read_uncommitted", _nothing_damaged)
     return sum(1 for each in records if each.value() and (each.key() or b"").startswith(b"manifest/"))

@@ -20,10 +20,7 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyO
     "code", [KafkaError._NOENT, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError._TRANSPORT]
 )
 def test_offsets_are_asked_for_again_after_a_look_at_the_leaders(code: int) -> None:
-    """The library does not look for the leader of a partition that has moved, or has none at the moment, by itself.
-
-    A broker that has just started says more than once that it does not know the epoch of which the metadata tells.
-    """
+    """The library does not look for a leader by itself; a broker that has just started refuses more than once."""
     asked: list[str] = []
 
     class Client:
@@ -49,30 +46,17 @@ def test_offsets_are_asked_for_again_after_a_look_at_the_leaders(code: int) -> N
 
 
 def test_only_the_way_to_the_broker_is_taken_over() -> None:
-    """Of a user's settings those that lead to the broker are used, and none that changes what is written or read."""
     connection = {
-        "bootstrap.servers": "a:1",
-        "client.id": "me",
-        "security.protocol": "SASL_SSL",
-        "sasl.mechanism": "PLAIN",
-        "ssl.ca.location": "/ca.pem",
-        "enable.ssl.certificate.verification": "true",
-        "socket.timeout.ms": "5000",
+        "bootstrap.servers": "a:1", "client.id": "me", "security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN",
+        "ssl.ca.location": "/ca.pem", "enable.ssl.certificate.verification": "true", "socket.timeout.ms": "5000",
         "metadata.max.age.ms": "1000",
-    }
+    }  # fmt: skip
     tuning = {
-        "acks": "0",
-        "auto.offset.reset": "earliest",
-        "compression.type": "lz4",
-        "delivery.timeout.ms": "1",
-        "group.id": "mine",
-        "linger.ms": "500",
-        "message.max.bytes": "1000",
-        "queue.buffering.max.messages": "1",
+        "acks": "0", "auto.offset.reset": "earliest", "compression.type": "lz4", "delivery.timeout.ms": "1",
+        "group.id": "mine", "linger.ms": "500", "message.max.bytes": "1000", "queue.buffering.max.messages": "1",
         "transactional.id": "mine",
-    }
-    chosen = settings(connection | tuning, linger_ms=0)
-    assert chosen == connection | {"linger.ms": 0}
+    }  # fmt: skip
+    assert settings(connection | tuning, linger_ms=0) == connection | {"linger.ms": 0}
 
 
 @pytest.mark.parametrize(
@@ -89,20 +73,15 @@ def test_only_the_way_to_the_broker_is_taken_over() -> None:
     ],
 )
 def test_what_the_broker_says_becomes_our_error(code: int, expected: type[ExactlyOnceError], text: str) -> None:
-    """Every error of the client library leaves as one of ours, which says what was being done."""
     with pytest.raises(expected, match=text), explained({"bootstrap.servers": "a:1"}, "testing"):
         raise KafkaException(KafkaError(code, "because"))
 
 
 def test_no_secret_is_told() -> None:
-    """An error about a broker that is not there tells its address, and no password."""
     config = {
-        "bootstrap.servers": "127.0.0.1:1",
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": "me",
-        "sasl.password": "canary-4711",
-    }
+        "bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
+        "sasl.username": "me", "sasl.password": "canary-4711",
+    }  # fmt: skip
     with pytest.raises(BrokerUnavailable) as error:
         prepare_topic(config, "p")
     assert "127.0.0.1:1" in str(error.value)
@@ -110,7 +89,6 @@ def test_no_secret_is_told() -> None:
 
 
 def test_damage_travels_between_processes() -> None:
-    """A damaged block can be reported by another process than the one that met it."""
     ref = BlockRef(1, 2, "block/1/1/totals/0/0/0-ab", 3, b"x" * 32)
     told = copy.copy(DamagedBlock("Block is gone.", ref))  # as pickling does it
     assert (type(told), str(told), told.ref) == (DamagedBlock, "Block is gone.", ref)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]  # its stubs hide some
 
+from exactlyonce.checkpoint.store import topic
 from exactlyonce.checkpoint.store.topic import NEEDS, find_topic, min_insync_needed, prepare_topic
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
 
@@ -22,25 +23,41 @@ def config(kafka: Any) -> dict[str, Any]:
 @pytest.mark.broker
 class TestTopic:
     def test_a_missing_topic_is_created_as_it_must_be(self, kafka: Any, topic_name: str) -> None:
-        """A new topic has every setting that is needed, and is found again as the same."""
-        topic = prepare_topic(config(kafka), topic_name, partitions=3)
-        assert (topic.name, topic.partitions) == (f"{topic_name}.checkpoints", 3)
-        resource = ConfigResource(ResourceType.TOPIC, topic.name)
+        made = prepare_topic(config(kafka), topic_name, partitions=3)
+        assert (made.name, made.partitions) == (f"{topic_name}.checkpoints", 3)
+        resource = ConfigResource(ResourceType.TOPIC, made.name)
         admin = AdminClient(config(kafka))
         found = admin.describe_configs([resource])[resource].result()
         assert {need.setting: found[need.setting].value for need in NEEDS} == {n.setting: n.value for n in NEEDS}
-        assert prepare_topic(config(kafka), topic_name, partitions=7) == topic
-        assert find_topic(config(kafka), topic_name) == topic
+        assert prepare_topic(config(kafka), topic_name, partitions=7) == made
+        assert find_topic(config(kafka), topic_name) == made
 
     def test_two_instances_that_start_at_once(self, kafka: Any, topic_name: str) -> None:
-        """Of two instances that create the topic at once, both get the one that there is."""
         with ThreadPoolExecutor(2) as pool:
             first, second = pool.map(lambda _: prepare_topic(config(kafka), topic_name), range(2))
         assert first == second
 
+    def test_a_setting_that_brokers_have_yet_to_learn(
+        self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As right behind an AlterConfigs, also of another instance's; one that stays wrong is refused."""
+        real, stale = topic._settings, iter(range(2))
+
+        def lagging(*known: Any) -> dict[str, str]:
+            found = real(*known)
+            return found | {"min.insync.replicas": "2"} if next(stale, None) is not None else found
+
+        made = prepare_topic(config(kafka), topic_name)
+        monkeypatch.setattr(topic, "_settings", lagging)
+        assert prepare_topic(config(kafka), topic_name) == made
+        assert next(stale, None) is None
+        stale = iter(range(1_000_000))
+        monkeypatch.setattr(topic, "_SETTLING_S", 0.0)
+        with pytest.raises(TopicError, match=r"min.insync.replicas is 2, must be <= 1"):
+            prepare_topic(config(kafka), topic_name)
+
     @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
     def test_a_topic_that_deletes_is_refused(self, kafka: Any, topic_name: str, policy: str) -> None:
-        """A topic that deletes by age is refused, naming the setting, what it is, what it must be, and the command."""
         kafka.create_topic(f"{topic_name}.checkpoints", 5, **GOOD | {"cleanup_policy": policy})
         with pytest.raises(TopicError) as refused:
             prepare_topic(config(kafka), topic_name)
@@ -60,7 +77,6 @@ class TestTopic:
         ],
     )
     def test_other_settings_that_are_not_safe(self, kafka: Any, topic_name: str, setting: str, value: object) -> None:
-        """Each of the other settings is looked at too."""
         kafka.create_topic(f"{topic_name}.checkpoints", 5, **GOOD | {setting: value})
         with pytest.raises(TopicError, match=rf"{setting.replace('_', '.')} is {value}, must be"):
             prepare_topic(config(kafka), topic_name)
@@ -74,13 +90,11 @@ class TestTopic:
 
 class TestNoBroker:
     def test_nobody_listens(self) -> None:
-        """Where nobody listens, an error says so after a while, with the address and the reason."""
         with pytest.raises(BrokerUnavailable, match=r"No broker answers at 127\.0\.0\.1:1: .*Connection refused"):
             prepare_topic({"bootstrap.servers": "127.0.0.1:1"}, "p")
 
     @pytest.mark.exhaustive
     def test_somebody_else_listens(self) -> None:
-        """A port where something else listens, and never answers, is an error after a while."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = {"bootstrap.servers": f"127.0.0.1:{server.getsockname()[1]}"}
             with pytest.raises(BrokerUnavailable, match="No broker answers at"):

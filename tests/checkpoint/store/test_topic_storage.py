@@ -20,11 +20,13 @@ pytestmark = pytest.mark.broker
 
 
 class TestTopicStorage(BlockStorageContract):
-    """The storage that engines use keeps the contract."""
-
     beginning = (0,) * 5
     in_topic = True
     stays_connected = False
+    # A topic is away where its broker is: tests/engines/test_broker_faults.py.
+    test_a_storage_that_is_away_is_waited_for: Any = None
+    test_who_waits_looks_meanwhile: Any = None
+    test_reading_while_it_is_away: Any = None
 
     @pytest.fixture(autouse=True)
     def _topic(self, store: Any) -> None:
@@ -34,7 +36,6 @@ class TestTopicStorage(BlockStorageContract):
         return TopicStorage(self.store.config, self.store.topic, stays_connected=self.stays_connected)
 
     def decided(self, refs: Sequence[BlockRef]) -> None:
-        """By their tombstones."""
         assert self.store.living().appended(blocks_dropped=refs) is Outcome.DONE
 
     def laid(self, key: str, value: bytes) -> tuple[int, int]:
@@ -49,11 +50,9 @@ class TestTopicStorage(BlockStorageContract):
         return partition, offset
 
     def lost(self, ref: BlockRef) -> BlockRef:
-        """One behind the end of its partition."""
         return msgspec.structs.replace(ref, offset=ref.offset + 1_000_000)
 
 
+@pytest.mark.exhaustive
 class TestTopicStorageThatStaysConnected(TestTopicStorage):
-    """It does so with one connection for all that is read."""
-
     stays_connected = True

@@ -5,6 +5,8 @@ Between the log and its broker stands a proxy that loses a certain request, or o
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,38 +16,63 @@ from kafka_proxy import END_TXN, PRODUCE, Fate, Fault, KafkaProxy, proxied_broke
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.broker
 
 HASTY_MS = 10_000
 """What an append is given that is to fail: time enough to come to the request that gets lost, on any machine."""
 
 
+class SharedBrokerProxy(KafkaProxy):
+    """A proxy before a broker that others reach directly: its answers name the proxy in place of the broker."""
+
+    def __init__(self, broker_port: int) -> None:
+        super().__init__()
+        self.broker_port = broker_port
+
+    def _answers(self, broker: socket.socket, client: socket.socket, awaited: dict[int, Fault]) -> None:
+        addresses = (b"127.0.0.1" + struct.pack(">i", port) for port in (self.broker_port, self.port))
+        readdressed: Any = Readdressed(client, *addresses)
+        super()._answers(broker, readdressed, awaited)
+
+
+class Readdressed:
+    def __init__(self, connection: socket.socket, old: bytes, new: bytes) -> None:
+        self._connection, self._old, self._new = connection, old, new
+
+    def sendall(self, data: bytes) -> None:
+        self._connection.sendall(data.replace(self._old, self._new))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
 @pytest.fixture(scope="module")
-def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProxy]:
-    """A proxy, and behind it a broker that is reached through it only."""
-    proxy, broker = proxied_broker(tmp_path_factory.mktemp("broker"))
-    yield proxy
+def proxied(kafka: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProxy]:
+    host, _, port = kafka.bootstrap_servers.rpartition(":")
+    if host == "127.0.0.1":
+        proxy: KafkaProxy = SharedBrokerProxy(int(port))
+        yield proxy
+    else:
+        proxy, broker = proxied_broker(tmp_path_factory.mktemp("broker"))
+        yield proxy
+        broker.kill()
     proxy.close()
-    broker.kill()
 
 
 @pytest.fixture
 def proxy(proxied: KafkaProxy) -> KafkaProxy:
-    """One that loses nothing yet."""
     proxied.heal()
     return proxied
 
 
 @pytest.fixture
 def store(new_store: Any, topic_name: str, proxy: KafkaProxy) -> Any:
-    """A checkpoint topic that is reached through the proxy only."""
     return new_store(proxy.bootstrap_servers, topic_name)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.ANSWER_LOST], ids=lambda fate: fate.name)
 def test_a_commit_without_an_answer(store: Any, proxy: KafkaProxy, fate: Fate) -> None:
-    """Whether the commit or only its answer was lost cannot be told: it ends; the next incarnation reads the truth."""
     log = store.living(append_timeout_ms=HASTY_MS)
     fault = proxy.arm(Fault(END_TXN, fate, dark=True))
     assert log.appended(store.manifest(0)) is Outcome.UNKNOWN
@@ -60,8 +87,7 @@ def test_a_commit_without_an_answer(store: Any, proxy: KafkaProxy, fate: Fate) -
 
 @pytest.mark.exhaustive
 def test_records_without_an_answer(store: Any, proxy: KafkaProxy) -> None:
-    """Records that reached the broker are not written unless their commit was asked for; the same log goes on, once
-    the broker has confirmed that it took them back."""
+    """Their commit was never asked for. The same log goes on once the broker has confirmed that it took them back."""
     log = store.living(append_timeout_ms=HASTY_MS)
     fault = proxy.arm(Fault(PRODUCE, Fate.ANSWER_LOST, dark=True))
     assert log.appended(store.manifest(0)) is Outcome.NOT_WRITTEN
@@ -76,7 +102,6 @@ def test_records_without_an_answer(store: Any, proxy: KafkaProxy) -> None:
 @pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.ANSWER_LOST])
 @pytest.mark.parametrize("api", [PRODUCE, END_TXN])
 def test_one_request_without_an_answer(store: Any, proxy: KafkaProxy, api: int, fate: Fate) -> None:
-    """Where the broker can be reached again, the same is asked again: written once, and the log goes on."""
     log = store.living()
     fault = proxy.arm(Fault(api, fate))
     assert log.appended(store.manifest(0), store.mark(0)) is Outcome.DONE

@@ -36,7 +36,6 @@ C, B, R, U = EndAnswer.COMPLETED, EndAnswer.BUSY, EndAnswer.REFUSED, EndAnswer.U
 
 
 def committable(name: str, subtask: int = 0, checkpoint: int = 1, records: int = 5) -> Committable:
-    """A committable of the sink `out`."""
     return Committable(
         transactional_id=name, producer_id=7, epoch=3, transaction_version=2, cluster_id="cluster", sink="out",
         subtask=subtask, checkpoint=checkpoint, written=(Written("t", 0, 10, records),),
@@ -70,24 +69,20 @@ class Scripted:
 
     @property
     def rounds(self) -> list[list[str]]:
-        """The ids of each EndTransactions, in order."""
         return [[e.transactional_id for e in each.endings] for each in self.asked if isinstance(each, EndTransactions)]
 
 
 def names(committables: list[Committable]) -> list[str]:
-    """Their transactional ids."""
     return [each.transactional_id for each in committables]
 
 
 def test_a_commit_asks_for_exactly_the_transaction_that_the_committable_names() -> None:
-    """A commit is asked with the committable's own id, producer id and epoch, and never as an abort."""
     world = Scripted({"a": [C]})
     assert drive(commit([committable("a")]), world).fates == {"a": "committed"}
     assert world.asked == [EndTransactions((Ending("a", 7, 3),), commit=True), DescribeProducers((("t", 0),))]
 
 
 def test_answers_are_sorted_and_nothing_is_decided_about_the_refused_and_unknown() -> None:
-    """Completed ones are committed, refused ones lost, the others unknown; none is looked at or aborted."""
     world = Scripted({"a": [C], "b": [R], "c": [U]})
     commits = drive(commit([committable(name, subtask) for subtask, name in enumerate("abc")]), world)
     assert (commits.fates, names(commits.lost), names(commits.unknown)) == ({"a": "committed"}, ["b"], ["c"])
@@ -96,7 +91,6 @@ def test_answers_are_sorted_and_nothing_is_decided_about_the_refused_and_unknown
 
 
 def test_while_the_broker_is_busy_the_same_commit_is_asked_again() -> None:
-    """A busy broker is asked the same again after a pause, for those only that it was busy with."""
     world = Scripted({"a": [C], "b": [B, B, C]})
     commits = drive(commit([committable("a", 0), committable("b", 1)]), world)
     assert commits.fates == {"a": "committed", "b": "committed"}
@@ -106,15 +100,12 @@ def test_while_the_broker_is_busy_the_same_commit_is_asked_again() -> None:
 
 
 def test_a_transaction_without_records_is_not_asked_about() -> None:
-    """A committable without records does not exist on the broker: it is left out."""
     world = Scripted({})
     assert drive(commit([committable("a", records=0)]), world) == Commits()
     assert world.asked == []
 
 
 def test_the_transactions_of_one_subtask_are_committed_in_the_order_of_their_checkpoints() -> None:
-    """Of one sink subtask the transaction of an earlier checkpoint is committed first; subtasks do not wait for each
-    other."""
     carried = [
         committable("a3", 0, 3), committable("a1", 0, 1), committable("b2", 1, 2), committable("a2", 0, 2),
     ]  # fmt: skip
@@ -125,8 +116,7 @@ def test_the_transactions_of_one_subtask_are_committed_in_the_order_of_their_che
 
 @pytest.mark.parametrize("answer", [R, U])
 def test_behind_one_that_is_not_known_to_be_committed_the_later_ones_are_held(answer: EndAnswer) -> None:
-    """Once a transaction is refused or unknown, the later ones of its subtask are not asked about: a repair of it must
-    come before them in the log."""
+    """A repair of it must come before them in the log."""
     chain = [committable("a1", 0, 1), committable("a2", 0, 2), committable("a3", 0, 3), committable("b1", 1, 1)]
     world = Scripted({"a1": [C], "a2": [answer], "b1": [C]})
     commits = drive(commit(chain), world)
@@ -146,7 +136,6 @@ def test_behind_one_that_is_not_known_to_be_committed_the_later_ones_are_held(an
 def test_the_unknown_are_settled_by_their_records(
     fate: Fate, fates: dict[str, str], lost: list[str], gone: list[str]
 ) -> None:
-    """What is visible is proven committed, what is aborted is lost, what is neither is gone; nothing stays unknown."""
     commits = drive(resolve_unknown(Commits(unknown=[committable("a")])), Scripted({}, {"a": fate}))
     assert (commits.fates, names(commits.lost), names(commits.gone)) == (fates, lost, gone)
     assert commits.unknown == []
@@ -178,22 +167,17 @@ def test_each_partition_of_an_unknown_one_is_looked_at(fates: str, lost: list[in
     [(2, 9, True), (3, 1, True), (3, 2, False), (3, 3, False), (4, 0, False)],
 )
 def test_an_id_is_older_by_incarnation_and_then_by_attempt(incarnation: int, attempt: int, older: bool) -> None:
-    """Only ids of lower incarnations, or of lower attempts of the same one, are older than attempt 2 of incarnation
-    3."""
     name = TransactionalId("p", "out", 0, incarnation, f"{attempt}-stage", "0")
     assert is_older(name, 3, 2) is older
 
 
 def test_the_highest_incarnation_is_learnt_from_the_ids_that_parse() -> None:
-    """Of all listed ids the highest incarnation counts; ids that are none of ours, and an empty list, count as 0."""
     ids = ["eo:p:coordinator", "eo:p:out:0:7.0:0", "eo:p:out:9:3.8:repair-9-9", "eo:p:out:0:99.x:0"]
     assert incarnation_latest(ListedTransaction(each, 0, "Empty") for each in ids) == 7
     assert incarnation_latest([]) == 0
 
 
 class Broker:
-    """Transactional ids by name: (state, producer id, epoch). Aborting raises the epoch, as a broker does."""
-
     def __init__(self, states: dict[str, str]) -> None:
         self.states = {name: (state, number, 0) for number, (name, state) in enumerate(states.items())}
         self.pauses = 0
@@ -244,7 +228,6 @@ ANY_STATE = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommi
 
 @pytest.mark.parametrize("state", ANY_STATE)
 def test_an_older_id_is_aborted_in_whatever_state_it_is(state: str) -> None:
-    """An id of an older incarnation is aborted and thereby fenced, also if it is Empty or complete, exactly once."""
     broker = Broker({"eo:p:out:0:1.0:0": state})
     assert drive(sweep("p", 2, 0), broker) == 1
     assert broker.ended == ["eo:p:out:0:1.0:0"]
@@ -253,8 +236,6 @@ def test_an_older_id_is_aborted_in_whatever_state_it_is(state: str) -> None:
 
 @pytest.mark.parametrize("state", ANY_STATE)
 def test_a_sweep_touches_only_older_ids_of_its_own_pipeline(state: str) -> None:
-    """Ids of pipelines whose names begin alike, of this attempt or a newer one, of a coordinator, and ids that do not
-    parse are left alone in whatever state they are."""
     foreign = [
         "eo:p:out:0:2.1:0", "eo:p:out:0:2.2:0", "eo:p:out:0:3.0:0", "eo:p:coordinator", "eo:p-q:out:0:1.0:0",
         "eo:pq:out:0:1.0:0", "eo:p:out:0:1.x:0", "eo:p:out:0:1.0:0:0", "eo:p:out:0:1.0", "eop:out:0:1.0:0",
@@ -266,7 +247,6 @@ def test_a_sweep_touches_only_older_ids_of_its_own_pipeline(state: str) -> None:
 
 
 def test_a_foreign_id_that_a_listing_gives_all_the_same_is_not_touched() -> None:
-    """Even if the broker lists an id of another pipeline, it is parsed whole and left alone."""
     broker = Broker({"eo:a-b:out:0:1.0:0": "Ongoing"})
 
     def careless(request: Request) -> Any:
@@ -278,7 +258,6 @@ def test_a_foreign_id_that_a_listing_gives_all_the_same_is_not_touched() -> None
 
 @pytest.mark.parametrize("state", ANY_STATE)
 def test_a_protected_id_is_not_touched(state: str) -> None:
-    """An id that a durable record names is not aborted, in whatever state it is."""
     broker = Broker({"eo:p:out:0:1.0:0": state, "eo:p:out:0:1.0:1": "Ongoing"})
     assert drive(sweep("p", 2, 0, protected={"eo:p:out:0:1.0:0"}), broker) == 1
     assert broker.ended == ["eo:p:out:0:1.0:1"]
@@ -295,7 +274,6 @@ def test_ids_that_were_fenced_before_are_passed_over_only_once_complete() -> Non
 
 
 def test_a_sweep_goes_on_until_nothing_older_is_open() -> None:
-    """A zombie that opens a new transaction while the sweep is busy is aborted in the next round."""
     zombie, late = "eo:p:out:0:1.0:0", "eo:p:out:0:1.0:1"
     broker = Broker({zombie: "Ongoing"})
     broker.busy[zombie] = 2
@@ -318,7 +296,6 @@ def test_a_sweep_goes_on_until_nothing_older_is_open() -> None:
 
 
 def test_an_id_that_expires_meanwhile_needs_no_fence() -> None:
-    """An id that the broker has forgotten between listing and describing counts as fenced."""
     broker = Broker({"eo:p:out:0:1.0:0": "CompleteAbort"})
 
     def forgetful(request: Request) -> Any:
@@ -331,7 +308,6 @@ def test_an_id_that_expires_meanwhile_needs_no_fence() -> None:
 
 
 def test_a_sweep_that_never_succeeds_says_so() -> None:
-    """If the broker goes on refusing, the sweep gives up with an error that says that nothing was lost."""
     broker = Broker({"eo:p:out:0:1.0:0": "Ongoing"})
 
     def refuse(request: Request) -> Any:

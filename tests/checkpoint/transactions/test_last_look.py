@@ -11,26 +11,26 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.requests import Pause, Procedure, Request, relayed
 from exactlyonce.checkpoint.transactions import last_look
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.testing.clock import SimulatedClock
 from tests.checkpoint.conftest import Store
 
 pytestmark = pytest.mark.broker
 
 
 def looked(store: Store, meanwhile: Callable[[], Any]) -> History:
-    """What is found, where *meanwhile* is done whenever the look waits."""
-    log = store.log()
+    """What is found, where *meanwhile* is done whenever the look waits. Only pauses take time."""
+    log, clock = store.log(), SimulatedClock()
 
     def answered(request: Request) -> Procedure[Any]:
         if isinstance(request, Pause):
+            clock.advance(request.duration_ms)
             meanwhile()
         return (yield request)
 
-    return log.do(relayed(last_look.last_look(store.pipeline, log.peek_at_stable, SystemClock()), answered))
+    return log.do(relayed(last_look.last_look(store.pipeline, log.peek_at_stable, clock), answered))
 
 
 def test_one_that_is_beginning(store: Store) -> None:
-    """It has fenced, and not written yet who it is: that is waited for, and it goes on."""
     store.living()
     other = store.opened()
     begun: list[int] = []
@@ -45,7 +45,6 @@ def test_one_that_is_beginning(store: Store) -> None:
 
 
 def test_nobody_who_begins(store: Store) -> None:
-    """It waits for nothing, whether or not one lives."""
     assert looked(store, pytest.fail).incarnation_latest == 0
     one = store.living()
     assert looked(store, pytest.fail).incarnation_latest == 1
@@ -53,7 +52,6 @@ def test_nobody_who_begins(store: Store) -> None:
 
 
 def test_one_that_died_while_it_began(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is waited for in vain, for a short time."""
     monkeypatch.setattr(last_look, "BEGINNING_TIMEOUT_MS", 300)
     store.living()
     store.opened()

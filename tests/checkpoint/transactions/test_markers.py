@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
 from exactlyonce.checkpoint.decision import finish
 from exactlyonce.checkpoint.records.committable import Committable, Written
-from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.requests import (
     Append,
     CopyTransaction,
@@ -41,7 +41,6 @@ PLACES = (("t", 0), ("t", 1))
 
 
 def committable(name: str = "a", producer_id: int = 7, checkpoint: int = 1) -> Committable:
-    """A committable with records from offset 10 on in two partitions."""
     written = tuple(Written(topic, partition, 10, 5) for topic, partition in PLACES)
     return Committable(
         transactional_id=name, producer_id=producer_id, epoch=3, transaction_version=2, cluster_id="cluster",
@@ -124,26 +123,22 @@ class Broker:
                 self.open.pop((*place, producer_id), None)
 
     def of(self, kind: type) -> list[Any]:
-        """The requests of one kind, in order."""
         return [each for each in self.asked if isinstance(each, kind)]
 
 
 def test_markers_that_are_there_cost_one_question() -> None:
-    """If no partition shows our transactions as open, they were asked once, all together, and nothing is waited for."""
     broker = Broker()
     drive(await_markers([committable("a", 7), committable("b", 8)], commit=True), broker)
     assert broker.asked == [DescribeProducers(PLACES)]
 
 
 def test_without_committables_nothing_is_asked() -> None:
-    """Nothing was ended: there is nothing to wait for."""
     broker = Broker()
     drive(await_markers([], commit=True), broker)
     assert broker.asked == []
 
 
 def test_late_markers_are_waited_for_with_growing_pauses() -> None:
-    """While markers are being written they are asked for again, at first after milliseconds; none is written twice."""
     broker = Broker(7)
     broker.written_at_ms = 2_000
     drive(await_markers([committable()], commit=True), broker)
@@ -156,8 +151,6 @@ def test_late_markers_are_waited_for_with_growing_pauses() -> None:
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_lost_markers_are_written_again_where_they_are_missing_with_the_same_verdict(commit: bool) -> None:
-    """After some seconds the markers are taken for lost: they are written again for those transactions and partitions
-    only that still show as open, and then looked for once more."""
     broker = Broker(7)
     del broker.open["t", 0, 7]
     drive(await_markers([committable("a", 7), committable("b", 8)], commit=commit), broker)
@@ -167,7 +160,6 @@ def test_lost_markers_are_written_again_where_they_are_missing_with_the_same_ver
 
 
 def test_markers_that_are_lost_again_are_written_again() -> None:
-    """Writing them may fail or be lost as well: it is repeated, each time after some seconds, until they are there."""
     broker = Broker(7)
     broker.rewrites_lost = 2
     drive(await_markers([committable()], commit=True), broker)
@@ -186,7 +178,6 @@ def test_a_broker_that_is_away_is_waited_for() -> None:
 
 @pytest.mark.parametrize("other", [Broker(9), Broker(7, start=30)], ids=["another producer", "a later one of ours"])
 def test_transactions_of_others_are_not_ours(other: Broker) -> None:
-    """Another producer's open transaction, or one of our producer id that begins elsewhere, is none of our business."""
     drive(await_markers([committable()], commit=True), other)
     assert other.asked == [DescribeProducers(PLACES)]
 
@@ -224,7 +215,6 @@ def test_an_id_that_is_in_use_again_is_left_alone() -> None:
 
 
 def test_markers_are_written_only_at_the_epoch_that_was_seen_before_they_were_missing() -> None:
-    """An end in between raises the epoch: the markers are written at the next one that was seen, not at this one."""
     broker = Broker(7)
     broker.overtaken = [lambda: setattr(broker, "epoch", 5)]
     drive(await_markers([committable()], commit=True), broker)
@@ -233,7 +223,6 @@ def test_markers_are_written_only_at_the_epoch_that_was_seen_before_they_were_mi
 
 
 def test_a_commit_is_known_only_with_its_markers() -> None:
-    """A later transaction of the same subtask is committed only once the markers of the earlier one are there."""
     broker = Broker(7)
     broker.written_at_ms = MARKERS_LOST_AFTER_MS // 2
     commits = drive(commit([committable("a", 7, 1), committable("b", 8, 2)]), broker)
@@ -266,8 +255,7 @@ def test_an_unknown_one_that_is_still_open_gets_its_markers_before_anybody_looks
 
 
 def test_a_refused_one_gets_no_commit_markers() -> None:
-    """What the broker has aborted is not committed by the back door, even if its abort markers are missing: it is
-    repaired whole."""
+    """It is repaired whole, also where its abort markers are missing."""
     broker = Broker(7)
     broker.answers = {"a": EndAnswer.REFUSED}
     assert [each.transactional_id for each in drive(commit([committable()]), broker).lost] == ["a"]
@@ -276,8 +264,6 @@ def test_a_refused_one_gets_no_commit_markers() -> None:
 
 @pytest.mark.parametrize("start", [10, 30])
 def test_what_holds_readers_back_is_released_by_abort(start: int) -> None:
-    """A transaction of a given producer id is open, wherever it begins: after some seconds abort markers are written
-    for it, and for no other."""
     broker = Broker(7, 9, start=start)
     drive(release({7: "a"}, PLACES), broker)
     assert broker.of(RewriteMarkers) == [RewriteMarkers("a", 7, PLACES, False, 4)]
@@ -285,7 +271,6 @@ def test_what_holds_readers_back_is_released_by_abort(start: int) -> None:
 
 
 def test_with_nobody_to_release_nothing_is_asked() -> None:
-    """Without producer ids, or without partitions, there is nothing to look for."""
     broker = Broker(7)
     drive(release({}, PLACES), broker)
     drive(release({7: "a"}, ()), broker)
@@ -293,8 +278,7 @@ def test_with_nobody_to_release_nothing_is_asked() -> None:
 
 
 def test_a_sweep_releases_what_older_ids_hold_back_and_not_what_is_protected() -> None:
-    """After a sweep no older id holds readers back, also one that was complete before and is skipped; what a durable
-    record names keeps its chance to be committed, and what shows a commit is left to whoever has decided it."""
+    """What a durable record names keeps its chance to be committed; what shows a commit is left to its decider."""
     broker = Broker(6, 7, 8, 9)
     states = {"eo:p:out:0:1.0:0": (7, "CompleteAbort"), "eo:p:out:0:2.0:0": (8, "CompleteCommit")}
     newer = {"eo:p:out:0:3.0:0": (9, "Ongoing"), "eo:p:out:1:1.0:0": (6, "CompleteCommit")}
@@ -305,18 +289,12 @@ def test_a_sweep_releases_what_older_ids_hold_back_and_not_what_is_protected() -
 
 
 def test_what_is_lost_in_one_partition_is_repaired_there_alone() -> None:
-    """If writing lost markers again was begun and timed out, the records of those partitions are aborted and the others
-    are visible: only what was lost is copied, so that nothing is doubled."""
+    """Writing lost markers again was begun and timed out: some partitions are aborted, the others visible."""
     broker = Broker()
     broker.answers = {"eo:p:out:0:2.0:0": EndAnswer.UNKNOWN}
     broker.fates = [Fate.COMMITTED, Fate.ABORTED]
     decided = committable("eo:p:out:0:2.0:0")
-    manifest = Manifest(
-        pipeline="p", checkpoint=1, incarnation=2, attempt=0, kind="checkpoint", base=0, previous=0,
-        triggered_at_ms=0, completed_at_ms=9, fingerprint="print", max_parallelism=128, parallelism=1,
-        block_partitions=2, block_end_offsets=(0, 0), written_bytes=0, offsets=(), operators=(), order_logs=(),
-        committables=(decided,), sinks=(),
-    )  # fmt: skip
+    manifest = blank_manifest(checkpoint=1, incarnation=2, base=0, previous=0, committables=(decided,))
     protocol = TransactionCommits(
         pipeline="p", incarnation=3, attempt=0, cluster_id="cluster", transaction_version=2,
         transaction_timeout_ms=60_000,

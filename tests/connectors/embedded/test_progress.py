@@ -14,7 +14,6 @@ class Terminal(io.StringIO):
 
 
 def test_in_a_terminal_the_next_line_replaces_a_passing_one() -> None:
-    """In a terminal how far it is stays on one line, which the next line takes over; other lines stay."""
     terminal = Terminal()
     tell = told_on(terminal)
     for line in ("begins", Passing("  1 of 2"), Passing("  2 of 2"), "ended"):
@@ -23,7 +22,6 @@ def test_in_a_terminal_the_next_line_replaces_a_passing_one() -> None:
 
 
 def test_elsewhere_passing_lines_are_seldom() -> None:
-    """Without a terminal a passing line comes only when nothing was told for a while; other lines always."""
     told = list[str]()
     clock = SimulatedClock()
     tell = seldom(told.append, 5.0, lambda: clock.monotonic_ms() / 1000)
@@ -34,7 +32,6 @@ def test_elsewhere_passing_lines_are_seldom() -> None:
 
 
 def test_a_file_gets_lines() -> None:
-    """A stream that is no terminal gets plain lines."""
     file = io.StringIO()
     told_on(file)("begins")
     assert file.getvalue() == "begins\n"

@@ -13,7 +13,6 @@ from exactlyonce.connectors.embedded.trust_store import key_store, system_bundle
 
 
 def test_java_reads_what_is_written(tmp_path: Path) -> None:
-    """Java's own tool finds every authority of the system in the store, as a trusted one, and the digest right."""
     bundle = system_bundle()
     assert bundle
     store = tmp_path / "authorities.jks"
@@ -32,20 +31,17 @@ def test_java_reads_what_is_written(tmp_path: Path) -> None:
 
 
 def test_no_bundle_no_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the system has no bundle Java keeps its own authorities."""
     monkeypatch.setattr("exactlyonce.connectors.embedded.trust_store.system_bundle", lambda: None)
     assert write_trust_store(tmp_path / "authorities.jks") == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_bundle_of_the_environment_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SSL_CERT_FILE names the bundle, as it does for Python itself."""
     (tmp_path / "bundle.pem").touch()
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "bundle.pem"))
     assert system_bundle() == str(tmp_path / "bundle.pem")
 
 
 def test_an_empty_store_has_the_head_and_the_digest() -> None:
-    """A store of no authority is 12 bytes and a SHA-1."""
     assert key_store([])[:12].hex() == "feedfeed0000000200000000"
     assert len(key_store([])) == 32

@@ -53,10 +53,7 @@ def test_what_stands_before_an_address_is_not_shown() -> None:
 
 
 class TestBothLibraries:
-    """What one setting becomes for each of the two."""
-
     def test_names_and_mechanism(self) -> None:
-        """Address, identity, protocol and credentials reach both; tuning reaches librdkafka only."""
         config = ClientConfig({**SASL, "client.id": "me", "linger.ms": 5, "socket.keepalive.enable": True})
         assert config.confluent() == {**SASL, "client.id": "me", "linger.ms": "5", "socket.keepalive.enable": "true"}
         arguments = config.kafka_python()
@@ -71,7 +68,6 @@ class TestBothLibraries:
         }
 
     def test_aliases(self) -> None:
-        """The other names that librdkafka knows mean the same, and may not contradict."""
         config = ClientConfig({"metadata.broker.list": "a:1, PLAINTEXT://b:2"})
         assert config.bootstrap_servers == "a:1, PLAINTEXT://b:2"
         assert config.kafka_python()["bootstrap_servers"] == ["a:1", "b:2"]
@@ -79,12 +75,10 @@ class TestBothLibraries:
             ClientConfig({**SASL, "sasl.mechanisms": "PLAIN"})
 
     def test_overrides_win(self) -> None:
-        """A client's own settings stand over the common ones."""
         config = ClientConfig({**SERVERS, "linger.ms": "5"})
         assert config.confluent({"linger.ms": 7})["linger.ms"] == 7
 
     def test_tokens(self) -> None:
-        """An `oauth_cb` written for confluent-kafka gives kafka-python its tokens."""
         oauth = {**SERVERS, "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
         config = ClientConfig({**oauth, "oauth_cb": f"{__name__}:token", "sasl.oauthbearer.config": "x"})
         assert config.confluent()["oauth_cb"]("x") == token("x")
@@ -97,23 +91,16 @@ class TestBothLibraries:
     @pytest.mark.parametrize(
         "setting",
         [
-            "ssl.keystore.location",
-            "ssl.engine.location",
-            "sasl.kerberos.keytab",
-            "sasl.oauthbearer.method",
-            "sasl.oauthbearer.token.endpoint.url",
-            "enable.sasl.oauthbearer.unsecure.jwt",
-            "https.ca.location",
+            "ssl.keystore.location", "ssl.engine.location", "sasl.kerberos.keytab", "sasl.oauthbearer.method",
+            "sasl.oauthbearer.token.endpoint.url", "enable.sasl.oauthbearer.unsecure.jwt", "https.ca.location",
             "sasl.pasword",
         ],
-    )
+    )  # fmt: skip
     def test_security_is_never_dropped(self, setting: str) -> None:
-        """A security setting without an equal in kafka-python is refused by name."""
         with pytest.raises(ConfigError, match=f"{setting}: .*kafka-python"):
             ClientConfig({**SASL, setting: "x"}).check()
 
     def test_check_finds_what_librdkafka_refuses(self, certificates: Path) -> None:
-        """A misspelt or impossible setting is found before anything connects; a good configuration passes."""
         with pytest.raises(ConfigError, match=r"lingerr\.ms"):
             ClientConfig({**SERVERS, "lingerr.ms": 5}).check()
         with pytest.raises(ConfigError, match=r"fetch\.max\.bytes"):  # what only a consumer refuses
@@ -122,13 +109,10 @@ class TestBothLibraries:
         ClientConfig({**SASL, "ssl.ca.location": str(certificates / "certificate.pem")}).check()
 
     def test_secrets_reach_librdkafka_whole(self) -> None:
-        """A hidden secret is a plain string to the library."""
         Producer(ClientConfig(SASL).confluent({"bootstrap.servers": "", "log_level": 0}))
 
 
 class TestTls:
-    """librdkafka's TLS settings as a context of Python."""
-
     @staticmethod
     def context(**settings: Any) -> ssl.SSLContext:
         dotted = {name.replace("_", "."): str(value) for name, value in settings.items()}
@@ -137,7 +121,6 @@ class TestTls:
         return context
 
     def test_checked_by_default(self) -> None:
-        """Without more, certificates and host names are checked, and nothing older than TLS 1.2 is spoken."""
         context = self.context()
         assert context.verify_mode is ssl.CERT_REQUIRED
         assert context.check_hostname
@@ -145,13 +128,11 @@ class TestTls:
         assert context.cert_store_stats()["x509_ca"] > 0
 
     def test_unchecked_by_name(self) -> None:
-        """Each check can be turned off by its own name."""
         assert not self.context(ssl_endpoint_identification_algorithm="none").check_hostname
         assert self.context(ssl_endpoint_identification_algorithm="none").verify_mode is ssl.CERT_REQUIRED
         assert self.context(enable_ssl_certificate_verification=False).verify_mode is ssl.CERT_NONE
 
     def test_files_and_texts(self, certificates: Path) -> None:
-        """Certificates and keys are taken from files and from text alike, protected or not."""
         certificate, key, locked = (certificates / f"{name}.pem" for name in ("certificate", "key", "locked"))
         for settings in (
             {"ssl_certificate_location": certificate, "ssl_key_location": key},
@@ -164,7 +145,6 @@ class TestTls:
             assert len(self.context(**settings).get_ca_certs()) == 1
 
     def test_what_cannot_be_loaded(self, certificates: Path) -> None:
-        """A missing file, a wrong password and no password are errors that name the settings and show no secret."""
         locked = {"ssl_certificate_location": certificates / "certificate.pem"}
         locked["ssl_key_location"] = certificates / "locked.pem"
         for settings in ({"ssl_ca_location": "/missing"}, locked, {**locked, "ssl_key_password": f"{CANARY}x"}):
@@ -174,8 +154,6 @@ class TestTls:
 
 
 class TestContradictions:
-    """What no client could be made of, or what would be weaker than it looks."""
-
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
@@ -192,18 +170,15 @@ class TestContradictions:
         ],
     )
     def test_refused(self, settings: dict[str, str], message: str) -> None:
-        """The contradiction is refused with what to do."""
         with pytest.raises(ConfigError, match=message):
             ClientConfig(settings)
 
     @pytest.mark.parametrize("setting", sorted(OWNED))
     def test_owned(self, setting: str) -> None:
-        """What carries the guarantee cannot be set from outside."""
         with pytest.raises(ConfigError, match="set by exactlyonce itself"):
             ClientConfig({**SERVERS, setting: "x"})
 
     def test_warnings(self) -> None:
-        """Risky choices are allowed, and named."""
         assert ClientConfig(SASL).warnings == ()
         assert ClientConfig(SERVERS).warnings == ()
         for settings, word in (
@@ -217,34 +192,23 @@ class TestContradictions:
 
 
 class TestSecrets:
-    """A secret is looked up late and shown never."""
-
     SECRETS = (
-        "sasl.password",
-        "ssl.key.password",
-        "ssl.key.pem",
-        "ssl.keystore.password",
-        "sasl.jaas.config",
-        "sasl.oauthbearer.client.secret",
-        "sasl.oauthbearer.config",
-        "sasl.oauthbearer.assertion.private.key.pem",
+        "sasl.password", "ssl.key.password", "ssl.key.pem", "ssl.keystore.password", "sasl.jaas.config",
+        "sasl.oauthbearer.client.secret", "sasl.oauthbearer.config", "sasl.oauthbearer.assertion.private.key.pem",
         "sasl.oauthbearer.assertion.private.key.passphrase",
-    )
+    )  # fmt: skip
 
     @pytest.mark.parametrize("setting", SECRETS)
     def test_not_shown(self, setting: str) -> None:
-        """Neither repr nor str of the configuration nor `redact` lets the value through."""
         config = ClientConfig({**SASL, "sasl.password": "-", setting: CANARY})
         assert CANARY not in repr(config) + str(config) + config.redact(f"<{CANARY}>")
         assert "bootstrap.servers=127.0.0.1:9092" in repr(config)
 
     def test_not_shown_by_what_clients_are_given(self) -> None:
-        """The arguments for the libraries hide it too, as libraries log them."""
         config = ClientConfig(SASL)
         assert CANARY not in repr(config.confluent()) + repr(config.kafka_python())
 
     def test_references(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """A reference is looked up whenever arguments are made; old values stay hidden as well."""
         secret = tmp_path / "secret"
         secret.write_text("first\n")
         monkeypatch.setenv("SECRET_USER", "bob")
@@ -257,31 +221,37 @@ class TestSecrets:
         assert config.redact("first, second, bob") == "***, ***, bob"
 
     def test_references_to_nothing(self) -> None:
-        """A reference that leads nowhere is an error that names it."""
         for reference, message in (("env:NO_SUCH_VARIABLE", "no variable"), ("file:/no/such/file", "cannot be read")):
             with pytest.raises(ConfigError, match=message):
                 ClientConfig({**SASL, "sasl.password": reference}).confluent()
 
     def test_errors_of_librdkafka_hide_it(self) -> None:
-        """A secret that librdkafka would repeat in its error is not in ours."""
         with pytest.raises(ConfigError) as caught:
             ClientConfig({**SASL, CANARY: "x", "ssl.key.password": CANARY}).check()
         assert CANARY not in str(caught.value)
 
     def test_travels_as_written(self) -> None:
-        """Encoded and back it is equal, and a reference is still a reference."""
         config = ClientConfig({**SASL, "sasl.password": "env:NOT_HERE"})
         assert ClientConfig(msgspec.json.decode(msgspec.json.encode(config.settings))) == config
 
-    @given(st.text(min_size=1).filter(lambda text: not text.startswith(("env:", "file:"))), st.text(), st.text())
+    @given(st.text(min_size=8).filter(lambda text: not text.startswith(("env:", "file:"))), st.text(), st.text())
     def test_redact_removes_every_occurrence(self, secret: str, before: str, after: str) -> None:
-        """Wherever the secret stands in a text, it does not stand in the redacted one."""
         config = ClientConfig({**SASL, "sasl.password": secret})
         shown = config.redact(before + secret + after + secret)
         assert not any(secret in piece for piece in shown.split("***"))
 
+    @pytest.mark.parametrize("secret", ["p", "s3cret", "!x?", ".w", "\u00e9t\u00e9"])
+    def test_a_short_secret_is_hidden_where_it_stands_by_itself(self, secret: str) -> None:
+        config = ClientConfig({**SASL, "sasl.password": secret})
+        for text in ("//user:{}@host", "password={} is no", "<{}>", "{}", "it is {}.", "{}, {}"):
+            assert config.redact(text.format(secret, secret)) == text.format("***", "***")
+
+    def test_a_password_of_one_letter_is_not_told_by_what_is_missing(self) -> None:
+        config = ClientConfig({**SASL, "sasl.password": "p"})
+        said = "exactlyonce: pipeline 'paid' has no topic; password=p, user:p@host"
+        assert config.redact(said) == "exactlyonce: pipeline 'paid' has no topic; password=***, user:***@host"
+
     def test_secret_is_a_string(self) -> None:
-        """A Secret is its text to everybody but repr."""
         assert Secret("x") == "x"
         assert f"{Secret('x')}" == "x"
         assert repr([Secret("x")]) == "['***']"

@@ -61,13 +61,10 @@ class SecuredBroker(NamedTuple):
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
-    """A broker with a listener for each way of logging in."""
     certificates = tmp_path_factory.mktemp("certificates")
     for name in ("server", "client"):
         make_certificate(certificates, name)
-    ports: dict[str, int] = {}
-    for name in ("PLAINTEXT", "CONTROLLER", "SASL", "SASLTLS", "TLS"):
-        ports[name] = max([free_port(), *(port + 1 for port in ports.values())])
+    ports = {name: free_port() for name in ("PLAINTEXT", "CONTROLLER", "SASL", "SASLTLS", "TLS")}
     settings = listener_settings(ports, certificates)
     broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), ports["PLAINTEXT"], settings, lifetime="process")
     broker.start()
@@ -117,7 +114,7 @@ def listener_settings(ports: dict[str, int], certificates: Path) -> dict[str, st
 
 def both_reach(config: ClientConfig) -> str:
     """The cluster's id, as both libraries give it."""
-    transactions = Transactions(config, timeout_ms=20_000)
+    transactions = Transactions(config, timeout_ms=LIMIT_S * 1000)
     consumer = Consumer(config.confluent({"group.id": "group"}))
     try:
         cluster_id = transactions.cluster_id()
@@ -132,7 +129,6 @@ def both_reach(config: ClientConfig) -> str:
 @pytest.mark.parametrize("listener", ["SASL", "SASLTLS"])
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_passwords(broker: SecuredBroker, listener: str, mechanism: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A name and a password open the door to both libraries, and the most talkative log does not show it."""
     caplog.set_level(logging.DEBUG, "kafka")
     config = broker.config(listener, sasl_mechanism=mechanism, sasl_username="alice", sasl_password=CANARY)
     config.check()
@@ -142,7 +138,6 @@ def test_passwords(broker: SecuredBroker, listener: str, mechanism: str, caplog:
 
 
 def test_tokens(broker: SecuredBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """A token opens the door to both libraries, and the most talkative log does not show it."""
     caplog.set_level(logging.DEBUG, "kafka")
     config = broker.config("SASLTLS", sasl_mechanism="OAUTHBEARER", oauth_cb=f"{__name__}:token")
     assert both_reach(config)
@@ -150,7 +145,6 @@ def test_tokens(broker: SecuredBroker, caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_certificates(broker: SecuredBroker) -> None:
-    """A certificate of one's own, from files or as text, opens the door to both libraries."""
     certificate, key = (broker.certificates / name for name in ("client.pem", "client.key"))
     assert both_reach(broker.config("TLS", ssl_certificate_location=str(certificate), ssl_key_location=str(key)))
     texts = broker.config("TLS", ssl_certificate_pem=certificate.read_text(), ssl_key_pem=f"file:{key}")
@@ -158,13 +152,12 @@ def test_certificates(broker: SecuredBroker) -> None:
 
 
 def test_a_wrong_password(broker: SecuredBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """A refusal is told at once, as one, without the secret; and a corrected reference works on the same object."""
     caplog.set_level(logging.DEBUG, "kafka")
     secret = broker.certificates / "password"
     for mechanism in ("PLAIN", "SCRAM-SHA-512"):
         secret.write_text(f"{CANARY}-wrong")
         settings = {"sasl_mechanism": mechanism, "sasl_username": "alice", "sasl_password": f"file:{secret}"}
-        transactions = Transactions(broker.config("SASLTLS", **settings), timeout_ms=20_000)
+        transactions = Transactions(broker.config("SASLTLS", **settings), timeout_ms=LIMIT_S * 1000)
         with pytest.raises(ConfigError, match=r"refused to let us in: .*Check sasl\.mechanism") as caught:
             transactions.cluster_id()
         assert CANARY not in str(caught.value) + caplog.text
@@ -174,8 +167,8 @@ def test_a_wrong_password(broker: SecuredBroker, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("unhurried")
 def test_a_certificate_that_we_do_not_trust(broker: SecuredBroker) -> None:
-    """Where the broker's certificate is of no known authority, we do not talk to it, and say why."""
     config = broker.config("TLS", ssl_ca_location=str(broker.certificates / "client.pem"))
     with pytest.raises(BrokerUnavailable, match="CERTIFICATE_VERIFY_FAILED"):
         Transactions(config, timeout_ms=5_000).cluster_id()
@@ -183,9 +176,8 @@ def test_a_certificate_that_we_do_not_trust(broker: SecuredBroker) -> None:
 
 @pytest.mark.exhaustive
 def test_sessions_that_end(broker: SecuredBroker) -> None:
-    """Where the broker ends a session every two seconds, questions go on being answered across several of them."""
     config = broker.config("SASLTLS", sasl_mechanism="OAUTHBEARER", oauth_cb=f"{__name__}:token")
-    transactions = Transactions(config, timeout_ms=20_000)
+    transactions = Transactions(config, timeout_ms=LIMIT_S * 1000)
     started_s = time.monotonic()
     while time.monotonic() < started_s + 7:
         assert transactions.cluster_id()
@@ -194,7 +186,6 @@ def test_sessions_that_end(broker: SecuredBroker) -> None:
 
 
 def test_a_cluster_with_security_only_where_it_is(broker: SecuredBroker) -> None:
-    """A port that wants a login does not answer without, and the error names the protocol."""
     config = ClientConfig({"bootstrap.servers": f"127.0.0.1:{broker.ports['SASL']}"})
     with pytest.raises(BrokerUnavailable, match=r"security.protocol \(PLAINTEXT\)"):
         Transactions(config, timeout_ms=2_000).cluster_id()

@@ -9,16 +9,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Producer
 from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
-from exactlyonce.connectors.embedded.broker import EmbeddedBroker, free_port
+from exactlyonce.connectors.embedded.broker import EmbeddedBroker
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.kafka_protocol import Wire
 from exactlyonce.connectors.kafka.log import Log, RecordsGone, parse_batches
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
+from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import LIMIT_S
 
 VALUES = [b"%03d" % number for number in range(100)]
@@ -26,7 +28,7 @@ VALUES = [b"%03d" % number for number in range(100)]
 
 @pytest.fixture
 def log(cluster: Any) -> Iterator[Log]:
-    log = Log(cluster.config, timeout_ms=60_000)
+    log = Log(cluster.config, timeout_ms=LIMIT_S * 1000)
     yield log
     log.close()
 
@@ -38,30 +40,24 @@ def end(cluster: Any, committable: Committable, *, commit: bool) -> None:
     assert answer is EndAnswer.COMPLETED
 
 
-def write_plainly(cluster: Any, topic: str, values: list[bytes]) -> None:
-    producer = Producer(cluster.config.confluent())
-    for value in values:
-        producer.produce(topic, value, partition=0)
-    assert producer.flush(LIMIT_S) == 0
+def ended(cluster: Any, transactional_id: str, topic: str, *, commit: bool) -> Committable:
+    cluster.open(transactional_id, topic, VALUES)
+    committable: Committable = cluster.committable(transactional_id)
+    end(cluster, committable, commit=commit)
+    return committable
 
 
 @pytest.mark.broker
 class TestFate:
-    """Whether readers see a transaction, told from the log alone."""
-
     @pytest.mark.parametrize(("commit", "fate"), [(True, Fate.COMMITTED), (False, Fate.ABORTED)])
     def test_ended(self, cluster: Any, topic: str, log: Log, commit: bool, fate: Fate) -> None:
-        """An ended transaction shows how it was ended, also when another has taken its id."""
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=commit)
+        committable = ended(cluster, topic, topic, commit=commit)
         assert log.fate(committable) is fate
         cluster.producer(topic)
         assert log.fate(committable) is fate
         assert cluster.visible(topic) == (VALUES if commit else [])
 
     def test_it_waits_for_the_end(self, cluster: Any, topic: str, log: Log) -> None:
-        """An open transaction has no fate yet; it has one as soon as it is ended."""
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         with ThreadPoolExecutor(1) as background:
@@ -71,13 +67,17 @@ class TestFate:
             end(cluster, committable, commit=True)
             assert fate.result(LIMIT_S) is Fate.COMMITTED
 
+    @pytest.mark.usefixtures("unhurried")
     def test_an_older_open_transaction_pins_it(self, cluster: Any, topic: str, log: Log) -> None:
-        """While another's transaction holds the readers back, the error names the partition and both offsets."""
         cluster.open(f"{topic}-other", topic, VALUES)
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=True)
-        hasty = Log(cluster.config, timeout_ms=3_000)
+        committable = ended(cluster, topic, topic, commit=True)
+        clock = SimulatedClock()
+        hasty = Log(
+            cluster.config,
+            timeout_ms=10_000,
+            clock=lambda: clock.monotonic_ms() / 1000,
+            sleep=lambda pause_s: clock.advance(round(pause_s * 1000) + 1),
+        )
         with pytest.raises(BrokerUnavailable, match=rf"{topic}-0 readers are held at offset 0, before .* \(50\)"):
             hasty.fate(committable)
         hasty.close()
@@ -85,49 +85,37 @@ class TestFate:
         assert log.fate(committable) is Fate.COMMITTED
 
     def test_removed(self, cluster: Any, topic: str, log: Log) -> None:
-        """Where the records are gone, the next producer's record at that place is not taken for ours."""
         cluster.topics.create(f"{topic}-one", partitions=1)
-        cluster.open(topic, f"{topic}-one", VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=False)
+        committable = ended(cluster, topic, f"{topic}-one", commit=False)
         cluster.visible(f"{topic}-one")
-        write_plainly(cluster, f"{topic}-one", VALUES)
+        cluster.kafka.produce(f"{topic}-one", VALUES, partition=0)
         cluster.kafka.delete_records(f"{topic}-one", {0: len(VALUES) + 1})
         assert log.fate(committable) is Fate.GONE
         other = msgspec.structs.replace(committable, written=(Written(f"{topic}-one", 0, len(VALUES) + 1, 1),))
         assert log.fate(other) is Fate.GONE
 
     def test_removed_in_one_partition(self, cluster: Any, topic: str, log: Log) -> None:
-        """The records of another partition still tell the fate of all."""
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=True)
+        committable = ended(cluster, topic, topic, commit=True)
         cluster.visible(topic)
         cluster.kafka.delete_records(topic, {0: -1})
         assert log.fate(committable) is Fate.COMMITTED
 
     def test_the_marker_alone(self, cluster: Any, topic: str, log: Log) -> None:
-        """With the records removed up to the marker, the marker tells."""
         for commit, fate in ((True, Fate.COMMITTED), (False, Fate.ABORTED)):
             name = f"{topic}-{commit}"
             cluster.topics.create(name, partitions=1)
-            cluster.open(name, name, VALUES)
-            committable = cluster.committable(name)
-            end(cluster, committable, commit=commit)
+            committable = ended(cluster, name, name, commit=commit)
             cluster.visible(name)
             at_marker = msgspec.structs.replace(committable, written=(Written(name, 0, len(VALUES), 1),))
             assert log.fate(at_marker) is fate
 
     def test_beyond_the_end(self, cluster: Any, topic: str, log: Log) -> None:
         """Offsets that the log does not have are gone: the topic was made anew, or lost its end."""
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=True)
+        committable = ended(cluster, topic, topic, commit=True)
         beyond = msgspec.structs.replace(committable, written=(Written(topic, 0, 10_000, 50),))
         assert log.fate(beyond) is Fate.GONE
 
     def test_a_missing_topic(self, cluster: Any, topic: str, log: Log) -> None:
-        """A deleted topic is a TopicError that names it."""
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         missing = msgspec.structs.replace(committable, written=(Written(f"{topic}-missing", 0, 0, 50),))
@@ -135,7 +123,6 @@ class TestFate:
             log.fate(missing)
 
     def test_ended_by_hand_in_one_partition(self, cluster: Any, topic: str, log: Log) -> None:
-        """Aborted by an administrator in one partition and committed in the other: that is a Halt which says so."""
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         abort_in_partition(cluster, committable, topic, 0)
@@ -154,7 +141,7 @@ def abort_in_partition(cluster: Any, committable: Committable, topic: str, parti
         topics=[entry.WritableTxnMarkerTopic(name=topic, partition_indexes=[partition])],
         coordinator_epoch=-1,
     )
-    wire = Wire(cluster.config, timeout_ms=10_000)
+    wire = Wire(cluster.config, timeout_ms=LIMIT_S * 1000)
     leader = wire.leaders([(topic, partition)])[topic, partition]
     answer = wire.ask(WriteTxnMarkersRequest(markers=[marker]), leader.node_id)
     assert answer.markers[0].topics[0].partitions[0].error_code == 0
@@ -167,7 +154,6 @@ class TestRecords:
 
     @pytest.mark.parametrize("commit", [None, True, False])
     def test_they_are_given_in_any_state(self, cluster: Any, topic: str, log: Log, commit: bool | None) -> None:
-        """Open, committed or aborted: all records are read, in order."""
         cluster.open(topic, topic, VALUES)
         committable = cluster.committable(topic)
         if commit is not None:
@@ -180,7 +166,6 @@ class TestRecords:
 
     @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
     def test_they_are_verbatim(self, cluster: Any, topic: str, log: Log, codec: str) -> None:
-        """Nulls, empty bytes, timestamps, and the order and repetition of headers are kept, under every codec."""
         given: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]] = [
             (None, None, [], 1),
             (b"", b"", [("a", b""), ("a", None), ("b", b"\xff"), ("a", b"1")], 1_356_998_400_000),
@@ -199,34 +184,29 @@ class TestRecords:
         assert [each.offset for each in records] == [0, 1, 2, 3]
 
     def test_only_those_of_the_transaction(self, cluster: Any, topic: str, log: Log) -> None:
-        """Records of others in between, plain or transactional, are left out."""
         ours = cluster.open(topic, topic, VALUES[:10])
         theirs = cluster.open(f"{topic}-other", topic, [b"theirs"])
         for value in VALUES[10:]:
             cluster.produce(ours, topic, [value])
             cluster.produce(theirs, topic, [b"theirs"])
-            write_plainly(cluster, topic, [b"plain"])
+            cluster.kafka.produce(topic, [b"plain"], partition=0)
         committable = cluster.committable(topic)
         end(cluster, committable, commit=False)
         records = log.records(committable.producer_id, committable.epoch, committable.written[0])
         assert [each.value for each in records] == VALUES[0:10:2] + VALUES[10:]
 
     def test_more_than_one_fetch(self, cluster: Any, topic: str, log: Log) -> None:
-        """A transaction larger than one answer of the broker is read whole."""
-        values = [b"%06d" % number + bytes(500) for number in range(40_000)]
+        values = [b"%06d" % number + bytes(500) for number in range(20_000)]
         cluster.open(topic, topic, values)
         committable = cluster.committable(topic)
         records = log.records(committable.producer_id, committable.epoch, committable.written[1])
         assert [each.value for each in records] == values[1::2]
 
     def test_incomplete(self, cluster: Any, topic: str, log: Log) -> None:
-        """Nothing is given unless all is there: a removed start, a wrong count, another epoch or producer."""
-        cluster.open(topic, topic, VALUES)
-        committable = cluster.committable(topic)
-        end(cluster, committable, commit=False)
+        committable = ended(cluster, topic, topic, commit=False)
         producer_id, epoch, written = committable.producer_id, committable.epoch, committable.written[0]
         cluster.visible(topic)
-        write_plainly(cluster, topic, VALUES)
+        cluster.kafka.produce(topic, VALUES, partition=0)
         for wrong in (
             log.records(producer_id, epoch, msgspec.structs.replace(written, count=written.count + 1)),
             log.records(producer_id, epoch, msgspec.structs.replace(written, count=written.count - 1)),
@@ -241,21 +221,33 @@ class TestRecords:
         with pytest.raises(RecordsGone, match="shows 0"):
             next(log.records(producer_id, epoch, written))
 
-    def test_no_broker(self, cluster: Any) -> None:
-        """Without a broker the error comes in time."""
-        config = type(cluster.config)({"bootstrap.servers": f"127.0.0.1:{free_port()}"})
+    def test_no_broker(self, nobody: str) -> None:
+        config = ClientConfig({"bootstrap.servers": nobody})
         with pytest.raises(BrokerUnavailable, match=r"for 0\.5 s"):
             next(Log(config, timeout_ms=500).records(1, 0, Written("topic", 0, 0, 1)))
+
+
+@pytest.mark.broker
+def test_a_copy_whose_records_are_gone_is_aborted(cluster: Any, topic: str, log: Log) -> None:
+    """Records of the second partition were deleted after those of the first were copied: they hold nobody back."""
+    cluster.open(topic, topic, [b"%d" % number for number in range(6)])
+    lost = cluster.committable(topic)
+    cluster.transactions.end_until_answered(topic, lost.producer_id, lost.epoch, commit=False)
+    cluster.wait_until(lambda: cluster.state(topic).state == "CompleteAbort")
+    cluster.kafka.delete_records(topic, {1: 1})
+    name = f"{topic}-repair"
+    why = copy_transaction(cluster.config, cluster.transactions, log, lost, name, 600_000)
+    assert isinstance(why, str)
+    cluster.wait_until(lambda: cluster.state(name).state == "CompleteAbort")
 
 
 @pytest.mark.exhaustive
 @pytest.mark.broker
 @pytest.mark.slow
 def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
-    """Compaction takes the records of a transaction; its marker then still tells its fate, in another segment too, and
-    a copy is refused."""
+    """The marker tells the fate once the records have gone, also from another segment."""
     quickly = {"log.cleaner.backoff.ms": "100", "log.initial.task.delay.ms": "100"}
-    broker = EmbeddedBroker(tmp_path, free_port(), quickly, lifetime="process")
+    broker = EmbeddedBroker(tmp_path, 0, quickly, lifetime="process")
     broker.start()
     try:
         cluster = cluster_at(broker.bootstrap_servers)
@@ -286,10 +278,8 @@ def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
 
 def overwrite(cluster: Any, topic: str) -> None:
     """Write newer records of the same key, the last one old enough for the next to get a segment of its own."""
-    producer = Producer(cluster.config.confluent())
     for _ in range(2):
-        producer.produce(topic, b"newer", b"key")
-        assert producer.flush(LIMIT_S) == 0
+        cluster.kafka.produce(topic, [(b"key", b"newer")])
         time.sleep(0.15)
 
 
@@ -302,7 +292,6 @@ def are_gone(log: Log, committable: Committable) -> bool:
 
 
 def test_parsing_stops_at_a_cut_batch() -> None:
-    """Of bytes that end within a batch, the batches whose header is whole are given, and none is made up."""
     data = b"".join(batch_of(number) for number in (1, 2, 3))
     whole = list(parse_batches(data))
     assert [(each.producer_id, each.epoch, each.base_sequence, each.records) for each in whole] == [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -41,20 +43,16 @@ class RealWriter:
 
     @property
     def refusal(self) -> str:
-        """Why the last write was not written."""
         return self.pure.refusal
 
     def write(self, writes: list[Write], timeout_s: float) -> Outcome:
-        """What became of a transaction with *writes*."""
         return self.do(self.pure.write(writes, round(timeout_s * 1000)))
 
     def take_back(self, writes: list[Write]) -> None:
-        """Produce *writes*, and take them back."""
         assert self.do(self.pure.produce(writes, SystemClock().monotonic_ms() + round(LIMIT_S * 1000)))
         self.do(self.pure.take_back("it is not wanted"))
 
     def do(self, procedure: Procedure[R]) -> R:
-        """Run *procedure* to its end."""
         return drive(procedure, self._answer)
 
     def before_the_commit(self, action: Callable[[], Any]) -> None:
@@ -88,12 +86,20 @@ class Place:
         return RealWriter(self.id, LogRequests(self.config, self.topic), self.transactions)
 
     def readable(self) -> list[str]:
-        """The keys that readers see, of all partitions in turn."""
+        """The keys that readers see, of all partitions in turn, once the markers of what was ended are written."""
+        name, deadline = self.topic.name, time.monotonic() + LIMIT_S
+        with closing(Topics(self.config)) as topics:
+            while topics.end_offsets(name, committed=True) != topics.end_offsets(name, committed=False):
+                assert time.monotonic() < deadline, "a transaction holds readers back"
+                time.sleep(0.01)
+        return self.readable_now()
+
+    def readable_now(self) -> list[str]:
+        """The keys that readers see while a transaction is open."""
         records = sorted(self.kafka.read_committed(self.topic.name), key=lambda each: (each.partition, each.offset))
         return [(each.key or b"").decode() for each in records]
 
     def writer_of_now(self) -> tuple[int, int]:
-        """The producer id and epoch that the broker shows."""
         state = self.transactions.describe([self.id])[self.id]
         assert state is not None
         return state.producer_id, state.epoch
@@ -101,18 +107,15 @@ class Place:
 
 @pytest.fixture
 def place(kafka: KafkaCluster, topic_name: str) -> Place:
-    """On the shared broker."""
     return Place(kafka, topic_name)
 
 
 def record(key: str, partition: int = 0, size: int = 10) -> Write:
-    """Something to write."""
     return Write(partition, key, b"x" * size)
 
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_end_that_arrives_late(place: Place, commit: bool) -> None:
-    """EndTxn of a transaction, delivered again while the next one is open, is refused: that one is ended by its own."""
     writer = place.writer()
     writer.before_the_commit(lambda: olds.append(place.writer_of_now()))
     olds: list[tuple[int, int]] = []
@@ -122,7 +125,7 @@ def test_an_end_that_arrives_late(place: Place, commit: bool) -> None:
 
     def late() -> None:
         answers.append(place.transactions.end_until_answered(place.id, *olds[0], commit=commit))
-        seen.append(place.readable())
+        seen.append(place.readable_now())
 
     writer.before_the_commit(late)
     assert writer.write([record("second")], LIMIT_S) is Outcome.DONE
@@ -131,13 +134,11 @@ def test_an_end_that_arrives_late(place: Place, commit: bool) -> None:
 
 
 def test_a_batch_that_arrives_late(place: Place, kafka: KafkaCluster) -> None:
-    """A batch of an older transaction that arrives after its end is in no transaction, in whatever partition."""
     writer = place.writer()
     old: list[tuple[int, int]] = []
     writer.before_the_commit(lambda: old.append(place.writer_of_now()))
     assert writer.write([record("first")], LIMIT_S) is Outcome.DONE
-    while place.readable() != ["first"]:  # until its markers are written, a batch that is repeated is known as such
-        pass
+    assert place.readable() == ["first"]  # until its markers are written, a batch that is repeated is known as such
     broker = RealBroker(kafka.bootstrap_servers)
     for partition in (0, 1):
         answer = broker.produce(place.id, *old[0], place.topic.name, partition, [(b"late", b"x")], added=True)
@@ -148,7 +149,6 @@ def test_a_batch_that_arrives_late(place: Place, kafka: KafkaCluster) -> None:
 
 
 def test_every_transaction_has_an_epoch_of_its_own(place: Place) -> None:
-    """Each end raises the epoch; also that of a transaction which was taken back."""
     writer = place.writer()
     epochs = [place.writer_of_now()[1]]
     for key in ("a", "b"):
@@ -163,7 +163,6 @@ def test_every_transaction_has_an_epoch_of_its_own(place: Place) -> None:
 
 
 def test_what_the_broker_refuses(place: Place) -> None:
-    """A record that is too large takes its whole transaction with it, and the broker's words are kept."""
     writer = place.writer()
     assert writer.write([record("small", partition=1), record("wide", size=3 << 20)], LIMIT_S) is Outcome.NOT_WRITTEN
     assert "MessageSizeTooLarge" in writer.refusal
@@ -171,12 +170,11 @@ def test_what_the_broker_refuses(place: Place) -> None:
 
 
 def test_more_than_a_batch_holds(place: Place) -> None:
-    """Many records of several partitions are written in the order in which they were given, all in one transaction."""
     writes = [Write(number % 3, f"{number:06}", None, ()) for number in range(30_000)]
     wide = [record(f"wide-{number}", size=300_000) for number in range(5)]
     seen: list[list[str]] = []
     writer = place.writer()
-    writer.before_the_commit(lambda: seen.append(place.readable()))
+    writer.before_the_commit(lambda: seen.append(place.readable_now()))
     assert writer.write([*writes, *wide], LIMIT_S) is Outcome.DONE
     assert seen == [[]]
     expected = [key for partition in range(3) for part, key, _, _ in [*writes, *wide] if part == partition]
@@ -185,8 +183,7 @@ def test_more_than_a_batch_holds(place: Place) -> None:
 
 @pytest.mark.exhaustive
 def test_the_last_epoch_of_a_producer_id(place: Place, kafka: KafkaCluster) -> None:
-    """Where the epochs of a producer id run out, the writer goes on under the next one, and writes nothing under the
-    last, whose producer id the end of a transaction would take away."""
+    """The writer goes on under the next id: the end of a transaction at the last epoch would take this one."""
     broker = RealBroker(kafka.bootstrap_servers)
     assert broker.init_transactions(place.id).error is Error.NONE
     broker.use_up_epochs(place.id, 32_764)
@@ -206,7 +203,6 @@ def test_the_last_epoch_of_a_producer_id(place: Place, kafka: KafkaCluster) -> N
 
 
 def test_an_older_writer(place: Place) -> None:
-    """The older writer is fenced before it has written anything, also in the midst of a transaction."""
     older = place.writer()
     older.before_the_commit(place.writer)
     with pytest.raises(Fenced):
@@ -233,7 +229,6 @@ def test_a_broker_that_does_not_know_the_topic_yet(place: Place, monkeypatch: py
 
 
 def test_a_topic_made_anew(place: Place) -> None:
-    """A checkpoint topic that was deleted and made anew gets no decision."""
     writer = place.writer()
     assert writer.write([record("first")], LIMIT_S) is Outcome.DONE
     pipeline = place.topic.name.removesuffix(".checkpoints")
@@ -246,8 +241,6 @@ def test_a_topic_made_anew(place: Place) -> None:
 
 @pytest.mark.parametrize("lost", [[], [True], [False], [True, False, True]])
 def test_what_is_taken_back(place: Place, lost: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was produced and taken back is never seen, though the answer to its abort is lost; what is written next is,
-    and neither holds readers back."""
     monkeypatch.setattr(transactional_writer, "ABORT_TIMEOUT_MS", 0)
     writer = place.writer()
     for key in ("first", "second"):
@@ -268,7 +261,6 @@ def test_a_look_that_fails_forgets_the_brokers(place: Place, monkeypatch: pytest
 
 
 def test_an_ended_writer(place: Place) -> None:
-    """Whoever writes with it meets the reason for its end."""
     writer = place.writer()
     writer.pure.end(BrokerUnavailable("closed"))
     with pytest.raises(BrokerUnavailable, match="closed"):

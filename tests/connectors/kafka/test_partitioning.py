@@ -7,7 +7,7 @@ import random
 import pytest
 from confluent_kafka import Message, Producer
 
-from exactlyonce.connectors.kafka.partitioning import DEFAULT, PARTITIONERS, fnv1a, murmur2, partitioner
+from exactlyonce.connectors.kafka.partitioning import DEFAULT, PARTITIONERS, partitioner
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
@@ -15,7 +15,6 @@ PARTITIONS = 7
 
 
 def keys(seed: int) -> list[bytes]:
-    """Keys of all lengths up to 40, one of them empty."""
     rng = random.Random(seed)
     return [b"", *(rng.randbytes(rng.randint(1, 40)) for _ in range(300)), *(b"customer-%d" % n for n in range(100))]
 
@@ -23,7 +22,6 @@ def keys(seed: int) -> list[bytes]:
 @pytest.mark.broker
 @pytest.mark.parametrize("name", sorted(PARTITIONERS))
 def test_a_record_goes_where_the_client_puts_it(kafka: KafkaCluster, topic_name: str, name: str) -> None:
-    """Every key lands in the partition that is foretold; one that is distributed at random has none foretold."""
     kafka.create_topic(topic_name, PARTITIONS)
     found: list[tuple[bytes | None, int | None]] = []
 
@@ -45,23 +43,11 @@ def test_a_record_goes_where_the_client_puts_it(kafka: KafkaCluster, topic_name:
 
 @pytest.mark.parametrize("name", sorted(PARTITIONERS))
 def test_a_null_key_is_dealt_out_at_random_unless_the_partitioner_says_otherwise(name: str) -> None:
-    """The partitioners that are random in part are so for null keys; the others take a null for an empty key."""
     expected = None if "random" in name else PARTITIONERS[name](b"", PARTITIONS)
     assert PARTITIONERS[name](None, PARTITIONS) == expected
 
 
-def test_the_hashes_are_the_published_ones() -> None:
-    """murmur2 gives what Kafka's own tests expect of it, fnv1a what its authors publish."""
-    expected = {
-        b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536,
-        b"a-little-bit-longer-string": -1486304829, b"abc": 479470107,
-    }  # fmt: skip
-    assert {key: murmur2(key) for key in expected} == {key: value % (1 << 32) for key, value in expected.items()}
-    assert fnv1a(b"foobar") == abs(0xBF9CF968 - (1 << 32))
-
-
 def test_the_default_is_the_clients() -> None:
-    """Without a setting it is librdkafka's default; an unknown one is refused with those that are known."""
     assert partitioner({}) is PARTITIONERS[DEFAULT]
     assert partitioner({"partitioner": "murmur2"}) is PARTITIONERS["murmur2"]
     with pytest.raises(ConfigError, match=r"partitioner=my_own is not known here.*consistent_random"):

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.requests import Ending
-from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
-from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.broker.interface import Error
 from exactlyonce.testing.broker.real_broker import RealBroker
@@ -21,71 +19,57 @@ pytestmark = pytest.mark.broker
 VALUES = [b"%03d" % number for number in range(100)]
 
 
-def state_of(transactions: Transactions, transactional_id: str) -> TransactionState:
-    """What the broker takes the id for."""
-    state = transactions.describe([transactional_id])[transactional_id]
-    assert state is not None
-    return state
-
-
 @pytest.fixture
 def ended(cluster: Any, topic: str) -> Ending:
     """A committed transaction with records, named as the topic is."""
     cluster.open(topic, topic, VALUES)
-    opened = state_of(cluster.transactions, topic)
+    opened = cluster.state(topic)
     ending = Ending(topic, opened.producer_id, opened.epoch)
     cluster.transactions.end_until_answered(topic, ending.producer_id, ending.epoch, commit=True)
-    cluster.wait_until(lambda: state_of(cluster.transactions, topic).state == "CompleteCommit")
+    cluster.wait_until(lambda: cluster.state(topic).state == "CompleteCommit")
     return ending
 
 
 def raised(ended: Ending) -> Ending:
-    """With the epoch that its end has raised."""
     return Ending(ended.transactional_id, ended.producer_id, ended.epoch + 1)
 
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_where_nothing_is_open_nothing_changes(cluster: Any, topic: str, ended: Ending, commit: bool) -> None:
-    """A transaction that is complete keeps its verdict and its records, also if the wrong verdict is written again;
-    only its epoch grows."""
     cluster.transactions.rewrite_markers(raised(ended), [(topic, 0)], commit=commit)
     expected = "CompleteCommit" if commit else "CompleteAbort"
-    cluster.wait_until(lambda: state_of(cluster.transactions, topic).state == expected)
-    state = state_of(cluster.transactions, topic)
+    cluster.wait_until(lambda: cluster.state(topic).state == expected)
+    state = cluster.state(topic)
     assert (state.producer_id, state.epoch) == (ended.producer_id, ended.epoch + 2)
     assert cluster.visible(topic) == VALUES
 
 
 def test_what_was_begun_is_taken_over(cluster: Any, topic: str, ended: Ending) -> None:
-    """A transaction that was begun for this and not ended is committed, not aborted first: no epoch is skipped."""
     broker = RealBroker(cluster.config.bootstrap_servers)
     assert broker.add_to_transaction(topic, ended.producer_id, ended.epoch + 1, topic, 0) is Error.NONE
-    assert state_of(cluster.transactions, topic).state == "Ongoing"
+    assert cluster.state(topic).state == "Ongoing"
     cluster.transactions.rewrite_markers(raised(ended), [(topic, 0)], commit=True)
-    cluster.wait_until(lambda: state_of(cluster.transactions, topic).state == "CompleteCommit")
-    assert state_of(cluster.transactions, topic).epoch == ended.epoch + 2
+    cluster.wait_until(lambda: cluster.state(topic).state == "CompleteCommit")
+    assert cluster.state(topic).epoch == ended.epoch + 2
     assert cluster.visible(topic) == VALUES
 
 
 @pytest.mark.parametrize("past", [-1, 1])
 def test_where_the_id_has_another_epoch_nothing_is_done(cluster: Any, topic: str, ended: Ending, past: int) -> None:
-    """An epoch that is over, or that never was, ends nothing, and is no error."""
     last = Ending(topic, ended.producer_id, ended.epoch + 1 + past)
     cluster.transactions.rewrite_markers(last, [(topic, 0)], commit=False)
-    state = state_of(cluster.transactions, topic)
+    state = cluster.state(topic)
     assert (state.state, state.epoch) == ("CompleteCommit", ended.epoch + 1)
     assert cluster.visible(topic) == VALUES
 
 
 def test_a_later_transaction_of_the_id_is_not_ended(cluster: Any, topic: str, ended: Ending) -> None:
-    """An id that has gone on since has a later epoch: whoever stood still ends nothing of it."""
     cluster.open(topic, topic, [b"undecided"])
     cluster.transactions.rewrite_markers(raised(ended), [(topic, 0)], commit=True)
-    assert state_of(cluster.transactions, topic).state == "Ongoing"
+    assert cluster.state(topic).state == "Ongoing"
     assert cluster.visible_now(topic) == VALUES
 
 
 def test_a_partition_that_does_not_exist(cluster: Any, topic: str, ended: Ending) -> None:
-    """A partition that is not there is an error at once."""
     with pytest.raises(TopicError):
         cluster.transactions.rewrite_markers(raised(ended), [(topic, 0), (topic, 99)], commit=True)

@@ -21,15 +21,9 @@ def statistics(
 ) -> str:
     """What librdkafka tells, as far as it matters; -1 is its own name for what has no partition yet."""
     told = {"leader": leader, "fetchq_cnt": queued, "desired": True}
-    return json.dumps(
-        {
-            "brokers": {
-                "a:1/1": {"nodeid": 1, "state": state, "rxidle": int(idle_s * 1e6)},
-                "a:1/bootstrap": {"nodeid": -1, "state": "INIT"},
-            },
-            "topics": {"orders": {"partitions": dict.fromkeys(partitions, told)}},
-        }
-    )
+    broker = {"nodeid": 1, "state": state, "rxidle": int(idle_s * 1e6)}
+    brokers = {"a:1/1": broker, "a:1/bootstrap": {"nodeid": -1, "state": "INIT"}}
+    return json.dumps({"brokers": brokers, "topics": {"orders": {"partitions": dict.fromkeys(partitions, told)}}})
 
 
 @pytest.mark.parametrize(
@@ -47,7 +41,6 @@ def statistics(
     ],
 )
 def test_what_statistics_show(told: str, silent: bool) -> None:
-    """A leader that is unknown, away or does not answer is silent; one that need not answer is not."""
     now_s = 100.0
     silence = Silence("orders", {0}, lambda: now_s)
     silence.hear(told)
@@ -63,7 +56,6 @@ def test_what_statistics_show(told: str, silent: bool) -> None:
 @pytest.mark.broker
 @pytest.mark.slow
 def test_a_broker_that_hangs(stoppable: OwnCluster, topic_name: str) -> None:
-    """An idle source is not waiting; with a stopped broker it says for which partitions it waits, until it answers."""
     cluster = stoppable
     topic = cluster.create_topic(topic_name, 2)
     config: Any = {"bootstrap.servers": cluster.bootstrap_servers}

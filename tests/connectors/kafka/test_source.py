@@ -29,12 +29,10 @@ class Order(msgspec.Struct):
     ],
 )
 def test_the_type_of_its_records(source: KafkaSource[Any], type_: Any) -> None:
-    """It is the value's type, or a Record of it with metadata."""
     assert source.type == type_
 
 
 def test_a_null_value_needs_a_type_that_admits_none() -> None:
-    """A tombstone decodes to None where the type admits it; otherwise it is refused, and the reason says so."""
     assert KafkaSource("t", value=Order | None).decode_value(None) is None
     assert KafkaSource("t", value=Order | None).decode_value(b'{"id":1}') == Order(1)
     source = KafkaSource("t", value=Order)
@@ -47,13 +45,11 @@ def test_a_null_value_needs_a_type_that_admits_none() -> None:
 
 @pytest.mark.parametrize("value", [bytes, str, Order, AvroCodec(Order)], ids=["bytes", "str", "json", "avro"])
 def test_no_codec_takes_null_for_a_value(value: Any) -> None:
-    """A null value raises in every codec, rather than turning into something."""
     with pytest.raises((TypeError, AttributeError)):
         KafkaSource("t", value=value).decode_value(None)
 
 
 def test_a_bad_value_is_told_with_its_field() -> None:
-    """The reason names the type, the format and the path to the field."""
     source = KafkaSource("t", value=Order)
     with pytest.raises(ValueError, match="id") as raised:
         source.decode_value(b'{"id":"x"}')
@@ -62,7 +58,6 @@ def test_a_bad_value_is_told_with_its_field() -> None:
 
 
 def test_keys_decode_by_their_own_type() -> None:
-    """A key is bytes unless key= says another type; a null key is None."""
     assert KafkaSource("t", value=Order, metadata=True).decode_key(b"7") == b"7"
     assert KafkaSource("t", value=Order, metadata=True, key=str).decode_key(b"7") == "7"
     assert KafkaSource("t", value=Order, metadata=True, key=int).decode_key(b"7") == 7
@@ -70,7 +65,6 @@ def test_keys_decode_by_their_own_type() -> None:
 
 
 def test_where_it_starts_is_not_what_it_is() -> None:
-    """Topic, codec and metadata are in the description that manifests keep; start and on_error are not."""
     late = KafkaSource("t", value=Order, start=datetime(2026, 1, 1, tzinfo=timezone.utc), on_error="skip")
     assert late.describe() == KafkaSource("t", value=Order).describe()
     assert late.describe()["value"]["codec"] == "json"

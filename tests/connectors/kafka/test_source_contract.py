@@ -19,8 +19,6 @@ pytestmark = pytest.mark.broker
 
 
 class TestKafkaSource(SourceContract):
-    """The source that pipelines use keeps the contract."""
-
     @pytest.fixture(autouse=True)
     def _topic(self, kafka: Any, topic_name: str) -> None:
         self.kafka, self.name = kafka, kafka.create_topic(topic_name, SPLITS)
@@ -54,8 +52,6 @@ class TestKafkaSource(SourceContract):
 
 
 class Clients:
-    """A worker's."""
-
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
 

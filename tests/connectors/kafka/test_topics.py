@@ -25,7 +25,6 @@ def write(cluster: Any, topic: str, timestamps_ms: list[int]) -> None:
 
 
 def test_create_and_describe(cluster: Any, topic_name: str) -> None:
-    """A topic is made once, with the settings given; the second time it is found."""
     settings = {"cleanup.policy": "compact", "segment.ms": "600000"}
     assert cluster.topics.create(topic_name, partitions=3, settings=settings)
     assert not cluster.topics.create(topic_name, partitions=5)
@@ -36,7 +35,6 @@ def test_create_and_describe(cluster: Any, topic_name: str) -> None:
 
 
 def test_a_topic_made_anew_has_another_id(cluster: Any, topic: str) -> None:
-    """The id tells a topic from a later one of the same name."""
     before = cluster.topics.describe([topic])[topic]
     admin = AdminClient(cluster.config.confluent())
     admin.delete_topics([topic])[topic].result(LIMIT_S)
@@ -56,7 +54,6 @@ def is_missing(cluster: Any, topic: str) -> bool:
 
 
 def test_missing(cluster: Any, topic: str) -> None:
-    """Every question about a missing topic names it and says what to do; none creates it."""
     missing = f"{topic}-missing"
     questions: list[Callable[[], object]] = [
         lambda: cluster.topics.describe([topic, missing]),
@@ -80,19 +77,16 @@ def test_missing(cluster: Any, topic: str) -> None:
     ],
 )
 def test_what_the_broker_refuses(cluster: Any, topic_name: str, arguments: dict[str, Any], message: str) -> None:
-    """A topic that cannot be made is an error that repeats the broker's reason."""
     with pytest.raises(ConfigError, match=f"{topic_name} because of its {message}"):
         cluster.topics.create(topic_name, **arguments)
 
 
 def test_a_name_that_is_none(cluster: Any) -> None:
-    """A name with forbidden letters is refused as such."""
     with pytest.raises(ConfigError, match="because of its name"):
         cluster.topics.create("a/b")
 
 
 def test_offsets(cluster: Any, topic: str) -> None:
-    """Start, end, last stable offset and times, of every partition."""
     write(cluster, topic, [1_000, 2_000, 3_000])
     cluster.open(topic, topic, [b"open", b"open"])
     assert cluster.topics.start_offsets(topic) == {0: 0, 1: 0}
@@ -105,14 +99,11 @@ def test_offsets(cluster: Any, topic: str) -> None:
 
 
 def test_what_each_broker_knows(cluster: Any, topic: str) -> None:
-    """Of each topic there is an answer of every broker, which is None where it knows of no such topic."""
     found = cluster.topics.seen_by_each([topic, f"{topic}-missing"])
     assert found == {topic: (cluster.topics.describe([topic])[topic],), f"{topic}-missing": (None,)}
 
 
 def test_where_leader_epochs_end(cluster: Any, topic: str) -> None:
-    """The present epoch ends where the log does; the log has none that is newer; a partition not asked for is left
-    out."""
     write(cluster, topic, [1_000, 2_000, 3_000])
     assert cluster.topics.epoch_ends(topic, {0: 0, 1: 0}) == {0: 3, 1: 0}
     assert cluster.topics.epoch_ends(topic, {0: 7}) == {0: -1}
@@ -120,7 +111,6 @@ def test_where_leader_epochs_end(cluster: Any, topic: str) -> None:
 
 
 def test_first_offsets_are_those_of_the_very_topic(cluster: Any, topic: str) -> None:
-    """By partition the first record that is there, of the topic with that id and of no other; None where it is gone."""
     described = cluster.topics.describe([topic])[topic]
     assert cluster.topics.first_offsets(described) == cluster.topics.start_offsets(topic)
     other = msgspec.structs.replace(described, topic_id="00000000-0000-0000-0000-000000000000")
@@ -129,7 +119,6 @@ def test_first_offsets_are_those_of_the_very_topic(cluster: Any, topic: str) -> 
 
 
 def test_what_is_remembered_is_not_asked_for(cluster: Any, topic: str) -> None:
-    """The second time, first offsets take one round of two requests, and a look at all brokers one request each."""
     asked: list[str] = []
     topics = Topics(cluster.config, observe=lambda name, began, ended: asked.append(name))
     described = topics.describe([topic])[topic]
@@ -145,8 +134,6 @@ def test_what_is_remembered_is_not_asked_for(cluster: Any, topic: str) -> None:
 
 
 def test_a_topic_that_was_made_anew_is_not_deleted(cluster: Any, topic: str) -> None:
-    """After its deletion a topic is gone, and a new one is another: whoever deletes the old one again, or late, leaves
-    it as it is."""
     topics = Topics(cluster.config)
     first = topics.describe([topic])[topic]
     topics.delete(first)

@@ -10,12 +10,14 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 from confluent_kafka import KafkaException, Producer
 
 from exactlyonce.checkpoint.requests import Ending
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction, TransactionState
 from exactlyonce.pipeline.errors import TopicError
+from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
 
@@ -25,162 +27,112 @@ EPOCH_LAST = 32_766
 """The last epoch that a transaction is opened with; the broker keeps 32,767 for fencing."""
 
 
-def state_of(cluster: Any, transactional_id: str) -> TransactionState:
-    state: TransactionState | None = cluster.transactions.describe([transactional_id])[transactional_id]
-    assert state is not None
+def settled(cluster: Any, transactional_id: str) -> TransactionState:
+    """The state once all markers are written: the end is answered before they are."""
+    cluster.wait_until(lambda: not cluster.state(transactional_id).state.startswith("Prepare"))
+    state: TransactionState = cluster.state(transactional_id)
     return state
 
 
-def settled(cluster: Any, transactional_id: str) -> TransactionState:
-    """The state once all markers are written: the end is answered before they are."""
-    cluster.wait_until(lambda: not state_of(cluster, transactional_id).state.startswith("Prepare"))
-    return state_of(cluster, transactional_id)
-
-
 def end(cluster: Any, state: TransactionState, *, commit: bool) -> EndAnswer:
-    """Ask until the broker is no longer busy."""
     answer: EndAnswer = cluster.transactions.end_until_answered(
         state.transactional_id, state.producer_id, state.epoch, commit=commit
     )
     return answer
 
 
-class TestTheTableOfAnswers:
-    """One test for each row of the table in `connectors/kafka/transactions.py`."""
+DONE, REFUSED, UNKNOWN = EndAnswer.COMPLETED, EndAnswer.REFUSED, EndAnswer.UNKNOWN
+ROWS = [  # what was done with an id, the end that is asked for then, the answer, and whether the records are visible
+    ("open", "commit", DONE, True),
+    ("open", "abort", DONE, False),
+    ("open commit", "commit", DONE, True),  # however long ago
+    ("open commit", "abort", REFUSED, True),
+    ("open abort", "commit", REFUSED, False),
+    ("take", "commit", REFUSED, False),  # a transaction without records does not exist at the broker
+    ("open take", "commit", UNKNOWN, False),
+    ("open take", "abort", UNKNOWN, False),
+    ("open commit take", "commit", UNKNOWN, True),  # it does not mean aborted
+    ("open commit take", "abort", UNKNOWN, True),
+    ("open commit abort-next", "commit", UNKNOWN, True),  # though the id shows CompleteAbort
+    ("take", "abort", DONE, False),
+    ("open commit", "abort-next", DONE, True),
+    ("", "commit", UNKNOWN, False),
+    ("", "abort", UNKNOWN, False),
+]
+NEVER_USED = TransactionState("", "", 1, 0, 0, 0, ())
 
-    def test_commit_of_an_open_one(self, cluster: Any, topic: str) -> None:
-        """A commit completes, makes the records visible, and raises the epoch by one."""
+
+class TestTheTableOfAnswers:
+    """The rows of the table in `connectors/kafka/transactions.py`."""
+
+    @pytest.mark.parametrize(("before", "asked", "answer", "visible"), ROWS, ids=[f"{r[0]}-{r[1]}" for r in ROWS])
+    def test_a_row(self, cluster: Any, topic: str, before: str, asked: str, answer: EndAnswer, visible: bool) -> None:
+        """An end that is carried out raises the epoch by one, once; an answer without one changes nothing."""
+        found: TransactionState | None = None
+        for step in before.split():
+            if step == "open":
+                cluster.open(topic, topic, VALUES)
+            elif step == "take":
+                cluster.producer(topic)
+            else:
+                self.ends(cluster, topic, step, found or NEVER_USED)
+            found = found or cluster.state(topic)
+        shown = None if found is None else settled(cluster, topic)
+        assert self.ends(cluster, topic, asked, found or NEVER_USED) is answer
+        if shown is None:
+            assert cluster.transactions.describe([topic]) == {topic: None}
+        else:
+            now, repeated = settled(cluster, topic), asked == before.split()[-1]
+            changed = answer is DONE and not repeated
+            assert (now.producer_id, now.epoch) == (shown.producer_id, shown.epoch + changed)
+            verdict = "CompleteCommit" if asked == "commit" else "CompleteAbort"
+            assert now.state == (verdict if changed else shown.state)
+        assert cluster.visible(topic) == (VALUES if visible else [])
+
+    @staticmethod
+    def ends(cluster: Any, topic: str, how: str, opened: TransactionState) -> EndAnswer:
+        """The answer to an end of what was *opened*; of what the id has come to since, where it is the next one."""
+        state = settled(cluster, topic) if how == "abort-next" else opened
+        state = msgspec.structs.replace(state, transactional_id=topic)
+        return end(cluster, state, commit=how == "commit")
+
+    def test_a_producer_whose_transaction_was_ended_is_fenced(self, cluster: Any, topic: str) -> None:
         producer = cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
-        assert opened.state == "Ongoing"
-        assert cluster.transactions.end(topic, opened.producer_id, opened.epoch, commit=True) is EndAnswer.COMPLETED
-        assert cluster.visible(topic) == VALUES
-        ended = settled(cluster, topic)
-        assert ended.state == "CompleteCommit"
-        assert (ended.producer_id, ended.epoch) == (opened.producer_id, opened.epoch + 1)
+        end(cluster, cluster.state(topic), commit=True)
         with pytest.raises(KafkaException, match=FENCED):
-            producer.commit_transaction(30)
+            producer.commit_transaction(LIMIT_S)
 
     def test_commit_again_at_once(self, cluster: Any, topic: str) -> None:
-        """While the markers are being written, the same commit is answered by BUSY; then by COMPLETED."""
-        answers = set()
-        for attempt in range(50):
-            cluster.open(f"{topic}-{attempt}", topic, VALUES)
-            opened = state_of(cluster, f"{topic}-{attempt}")
+        attempts = itertools.count()
+
+        def was_busy() -> bool:
+            """Whether the second of two commits, the one right behind the other, came in time for that."""
+            name = f"{topic}-{next(attempts)}"
+            cluster.open(name, topic, VALUES)
+            opened = cluster.state(name)
+            ending = Ending(name, opened.producer_id, opened.epoch)
+            first, again = cluster.transactions.end_all([ending, ending], commit=True)
+            assert first is EndAnswer.COMPLETED
+            assert again in (EndAnswer.BUSY, EndAnswer.COMPLETED)
             assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
-            again = cluster.transactions.end(opened.transactional_id, opened.producer_id, opened.epoch, commit=True)
-            answers.add(again)
-            assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
-            if EndAnswer.BUSY in answers:
-                break
-        assert EndAnswer.BUSY in answers
-        assert answers <= {EndAnswer.BUSY, EndAnswer.COMPLETED}
+            return again is EndAnswer.BUSY
 
-    def test_commit_again_later(self, cluster: Any, topic: str) -> None:
-        """A commit that was carried out long ago answers COMPLETED and changes nothing."""
+        cluster.wait_until(was_busy)
+
+    @pytest.mark.parametrize(("id_ahead", "epoch_ahead"), [(1_000_000, 0), (0, 1)])
+    def test_what_is_not_the_transactions(self, cluster: Any, topic: str, id_ahead: int, epoch_ahead: int) -> None:
         cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
-        end(cluster, opened, commit=True)
-        before = settled(cluster, topic)
-        assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
-        assert state_of(cluster, topic) == before
-        assert cluster.visible(topic) == VALUES
-
-    def test_abort_after_commit(self, cluster: Any, topic: str) -> None:
-        """An abort of what was committed is refused, and the records stay visible."""
-        cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
-        end(cluster, opened, commit=True)
-        assert end(cluster, opened, commit=False) is EndAnswer.REFUSED
-        assert cluster.visible(topic) == VALUES
-
-    def test_commit_after_abort(self, cluster: Any, topic: str) -> None:
-        """A commit of what was aborted is refused, and the records stay hidden."""
-        cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
-        assert end(cluster, opened, commit=False) is EndAnswer.COMPLETED
-        assert end(cluster, opened, commit=True) is EndAnswer.REFUSED
-        assert cluster.visible(topic) == []
-
-    def test_commit_without_records(self, cluster: Any, topic: str) -> None:
-        """A transaction without records does not exist at the broker: its commit is refused."""
-        cluster.producer(topic).begin_transaction()
-        assert end(cluster, state_of(cluster, topic), commit=True) is EndAnswer.REFUSED
-
-    @pytest.mark.parametrize("commit", [True, False])
-    def test_after_a_new_producer(self, cluster: Any, topic: str, commit: bool) -> None:
-        """Once another producer has taken the id, nothing is answered about what was open before; it is aborted."""
-        cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
-        cluster.producer(topic)
-        assert end(cluster, opened, commit=commit) is EndAnswer.UNKNOWN
-        assert cluster.visible(topic) == []
-
-    @pytest.mark.parametrize("commit", [True, False])
-    def test_after_a_new_producer_took_a_committed_one(self, cluster: Any, topic: str, commit: bool) -> None:
-        """UNKNOWN does not mean aborted: here the records are visible."""
-        cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
-        end(cluster, opened, commit=True)
-        cluster.producer(topic)
-        assert end(cluster, opened, commit=commit) is EndAnswer.UNKNOWN
-        assert cluster.visible(topic) == VALUES
-
-    def test_abort_of_an_empty_one(self, cluster: Any, topic: str) -> None:
-        """An abort of an id that has not begun a transaction completes and raises the epoch."""
-        cluster.producer(topic)
-        before = state_of(cluster, topic)
-        assert before.state == "Empty"
-        assert end(cluster, before, commit=False) is EndAnswer.COMPLETED
-        assert state_of(cluster, topic).epoch == before.epoch + 1
-
-    def test_abort_of_a_complete_one(self, cluster: Any, topic: str) -> None:
-        """An abort at the epoch after a commit completes, raises the epoch, and leaves the records visible."""
-        cluster.open(topic, topic, VALUES)
-        end(cluster, state_of(cluster, topic), commit=True)
-        before = settled(cluster, topic)
-        assert before.state == "CompleteCommit"
-        assert end(cluster, before, commit=False) is EndAnswer.COMPLETED
-        assert state_of(cluster, topic).epoch == before.epoch + 1
-        assert cluster.visible(topic) == VALUES
-
-    def test_the_state_shown_is_no_proof(self, cluster: Any, topic: str) -> None:
-        """After a commit and an abort at the next epoch, the id shows CompleteAbort though its records are visible."""
-        cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
-        end(cluster, opened, commit=True)
-        end(cluster, settled(cluster, topic), commit=False)
-        assert settled(cluster, topic).state == "CompleteAbort"
-        assert cluster.visible(topic) == VALUES
-        assert end(cluster, opened, commit=True) is EndAnswer.UNKNOWN
-
-    def test_unknown_id(self, cluster: Any, topic: str) -> None:
-        """Of an id that was never used nothing is known: no state, no answer."""
-        assert cluster.transactions.describe([topic]) == {topic: None}
-        for commit in (True, False):
-            assert cluster.transactions.end(topic, 1, 0, commit=commit) is EndAnswer.UNKNOWN
-
-    def test_another_producer_id(self, cluster: Any, topic: str) -> None:
-        """A producer id that is not the transaction's answers UNKNOWN and ends nothing."""
-        cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
-        answer = cluster.transactions.end(topic, opened.producer_id + 1_000_000, opened.epoch, commit=True)
-        assert answer is EndAnswer.UNKNOWN
-        assert state_of(cluster, topic) == opened
-
-    def test_an_epoch_to_come(self, cluster: Any, topic: str) -> None:
-        """An epoch that is not reached yet answers UNKNOWN and ends nothing."""
-        cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
-        assert cluster.transactions.end(topic, opened.producer_id, opened.epoch + 1, commit=True) is EndAnswer.UNKNOWN
-        assert state_of(cluster, topic) == opened
+        opened = cluster.state(topic)
+        wrong = opened.producer_id + id_ahead, opened.epoch + epoch_ahead
+        assert cluster.transactions.end(topic, *wrong, commit=True) is EndAnswer.UNKNOWN
+        assert cluster.state(topic) == opened
 
 
 KILLED_WRITER = """
 import sys, time
 from confluent_kafka import Producer
 servers, topic = sys.argv[1:]
-producer = Producer({"bootstrap.servers": servers, "transactional.id": topic})
+producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "transaction.timeout.ms": 600_000})
 producer.init_transactions()
 producer.begin_transaction()
 for number in range(100):
@@ -192,81 +144,67 @@ time.sleep(600)
 
 
 def test_commit_of_a_killed_producer(cluster: Any, topic: str) -> None:
-    """What a process wrote before it was killed is committed by another, and is visible whole."""
     command = [sys.executable, "-c", KILLED_WRITER, cluster.config.bootstrap_servers, topic]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "flushed\n"
         os.kill(writer.pid, signal.SIGKILL)
-    opened = state_of(cluster, topic)
+    opened = cluster.state(topic)
     assert cluster.visible_now(topic) == []
     assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
     assert cluster.visible(topic) == VALUES
 
 
 class TestDescribing:
-    """What the brokers say of transactions and producers."""
-
     def test_an_open_transaction_names_its_partitions(self, cluster: Any, topic: str) -> None:
-        """An open transaction is shown with its timeout, its start and the partitions it wrote to."""
-        cluster.open(topic, topic, VALUES, transaction_timeout_ms=12_345)
-        opened = state_of(cluster, topic)
+        cluster.open(topic, topic, VALUES, transaction_timeout_ms=123_456)
+        opened = cluster.state(topic)
         assert sorted(opened.partitions) == [(topic, 0), (topic, 1)]
-        assert opened.timeout_ms == 12_345
+        assert opened.timeout_ms == 123_456
         assert opened.start_time_ms > 0
 
     def test_producers_prove_the_count(self, cluster: Any, topic: str) -> None:
-        """With a fresh epoch, last sequence + 1 is the number of the transaction's records in the partition."""
         cluster.open(topic, topic, VALUES[:61])
-        opened = state_of(cluster, topic)
+        opened = cluster.state(topic)
         shown = {each.partition: each for each in cluster.transactions.producers(opened.partitions)}
         assert {partition: each.last_sequence + 1 for partition, each in shown.items()} == {0: 31, 1: 30}
         assert {each.transaction_start_offset for each in shown.values()} == {0}
         assert {(each.producer_id, each.epoch) for each in shown.values()} == {(opened.producer_id, opened.epoch)}
 
     def test_a_producer_without_transaction_has_no_start(self, cluster: Any, topic: str) -> None:
-        """After the commit, the producer is still known but has no transaction."""
         cluster.open(topic, topic, VALUES)
-        opened = state_of(cluster, topic)
+        opened = cluster.state(topic)
         end(cluster, opened, commit=True)
         cluster.visible(topic)
         assert {each.transaction_start_offset for each in cluster.transactions.producers(opened.partitions)} == {None}
 
     def test_producers_of_a_missing_topic(self, cluster: Any, topic: str) -> None:
-        """A topic or partition that does not exist is a TopicError that names it."""
         with pytest.raises(TopicError, match=f"{topic}-missing"):
             cluster.transactions.producers([(f"{topic}-missing", 0)])
         with pytest.raises(TopicError, match=f"partition 7 of|{topic}-7"):
             cluster.transactions.producers([(topic, 7)])
 
     def test_nothing_asked_nothing_answered(self, cluster: Any) -> None:
-        """Empty questions have empty answers."""
         assert cluster.transactions.describe([]) == {}
         assert cluster.transactions.producers([]) == []
         assert cluster.transactions.end_all([], commit=True) == []
 
     def test_list_takes_the_prefix_literally(self, cluster: Any, topic: str) -> None:
-        """Ids in every state that begin with the prefix are listed, and no others."""
         cluster.open(f"{topic}.a:open", topic, VALUES)
         cluster.producer(f"{topic}.a:empty")
         cluster.producer(f"{topic}-a:other")
-        listed = cluster.transactions.list(f"{topic}.a:")
-        assert {(each.transactional_id, each.state) for each in listed} == {
-            (f"{topic}.a:open", "Ongoing"),
-            (f"{topic}.a:empty", "Empty"),
-        }
+        shown = {each.transactional_id: each.state for each in cluster.transactions.list(f"{topic}.a:")}
+        assert shown == {f"{topic}.a:open": "Ongoing", f"{topic}.a:empty": "Empty"}
 
     def test_the_cluster(self, cluster: Any) -> None:
-        """The cluster's id, its longest transaction and its transaction version are known."""
         assert len(cluster.transactions.cluster_id()) > 10
         assert cluster.transactions.max_timeout_ms() >= 60_000
         assert cluster.transactions.transaction_version() >= 2
 
     def test_endings_are_answered_in_order(self, cluster: Any, topic: str) -> None:
-        """Many transactions are ended at once, and each answer stands where its question stood."""
         for slot in range(8):
             cluster.open(f"{topic}-{slot}", topic, VALUES)
-        opened = [state_of(cluster, f"{topic}-{slot}") for slot in range(8)]
+        opened = [cluster.state(f"{topic}-{slot}") for slot in range(8)]
         endings = [Ending(each.transactional_id, each.producer_id, each.epoch) for each in opened]
         endings.insert(3, Ending(f"{topic}-never", 1, 0))
         answers = cluster.transactions.end_all(endings, commit=True)
@@ -281,43 +219,26 @@ def listed(transactional_id: str) -> list[ListedTransaction]:
 def write_on(zombie: Producer, topic: str) -> None:
     """Go on as a producer that has not heard that it is fenced."""
     zombie.produce(topic, b"late", partition=0)
-    zombie.flush(30)
-    zombie.commit_transaction(30)
+    zombie.flush(LIMIT_S)
+    zombie.commit_transaction(LIMIT_S)
 
 
 class TestFencing:
     """`abort_listed` leaves no producer that can still write."""
 
-    def test_an_idle_zombie(self, cluster: Any, topic: str) -> None:
-        """A producer that had taken an id but not begun cannot begin after it was aborted."""
-        zombie = cluster.producer(topic)
+    @pytest.mark.parametrize("at", ["idle", "writing", "committed"])
+    def test_a_zombie(self, cluster: Any, topic: str, at: str) -> None:
+        zombie = cluster.producer(topic) if at == "idle" else cluster.open(topic, topic, VALUES)
+        if at == "committed":
+            zombie.commit_transaction(LIMIT_S)
         cluster.transactions.abort_listed(cluster.transactions.list(topic))
-        zombie.begin_transaction()
+        if at != "writing":
+            zombie.begin_transaction()
         with pytest.raises(KafkaException, match=FENCED):
             write_on(zombie, topic)
-        assert cluster.visible(topic) == []
-
-    def test_a_writing_zombie(self, cluster: Any, topic: str) -> None:
-        """A producer in the midst of a transaction loses it and can add nothing."""
-        zombie = cluster.open(topic, topic, VALUES)
-        cluster.transactions.abort_listed(cluster.transactions.list(topic))
-        assert state_of(cluster, topic).state in ("PrepareAbort", "CompleteAbort")
-        with pytest.raises(KafkaException, match=FENCED):
-            write_on(zombie, topic)
-        assert cluster.visible(topic) == []
-
-    def test_a_zombie_that_committed(self, cluster: Any, topic: str) -> None:
-        """A producer whose transaction is complete cannot begin another, and what it committed stays."""
-        zombie = cluster.open(topic, topic, VALUES)
-        zombie.commit_transaction(30)
-        cluster.transactions.abort_listed(cluster.transactions.list(topic))
-        zombie.begin_transaction()
-        with pytest.raises(KafkaException, match=FENCED):
-            write_on(zombie, topic)
-        assert cluster.visible(topic) == VALUES
+        assert cluster.visible(topic) == (VALUES if at == "committed" else [])
 
     def test_twice_and_never_used(self, cluster: Any, topic: str) -> None:
-        """Aborting again, or an id that nobody used, ends without harm."""
         cluster.open(topic, topic, VALUES)
         for _ in range(3):
             cluster.transactions.abort_listed(listed(topic) + listed(f"{topic}-never"))
@@ -340,7 +261,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
     raise_epochs(cluster, [idle, written], EPOCH_LAST - 1)
 
     cluster.producer(idle)
-    before = state_of(cluster, idle)
+    before = cluster.state(idle)
     assert (before.state, before.epoch) == ("Empty", EPOCH_LAST)
     assert end(cluster, before, commit=False) is EndAnswer.COMPLETED
     after = settled(cluster, idle)
@@ -348,7 +269,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
     assert after.epoch == 0
 
     zombie = cluster.open(written, topic, VALUES)
-    before = state_of(cluster, written)
+    before = cluster.state(written)
     assert before.epoch == EPOCH_LAST
     for _ in range(3):
         assert end(cluster, before, commit=True) is EndAnswer.COMPLETED
@@ -358,7 +279,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
     assert after.producer_id != before.producer_id
     assert after.epoch == 0
     with pytest.raises(KafkaException, match=FENCED):
-        zombie.commit_transaction(30)
+        zombie.commit_transaction(LIMIT_S)
     cluster.transactions.abort_listed(listed(written))
     assert end(cluster, before, commit=True) is EndAnswer.UNKNOWN
     assert cluster.visible(topic) == VALUES
@@ -366,7 +287,7 @@ def test_the_last_epochs(cluster: Any, topic: str) -> None:
 
 def raise_epochs(cluster: Any, transactional_ids: list[str], epoch: int) -> None:
     """Raise the epochs of idle ids, which are alike, by aborting them over and over."""
-    states = [state_of(cluster, each) for each in transactional_ids]
+    states = [cluster.state(each) for each in transactional_ids]
     for number in range(states[0].epoch, epoch):
         remaining = [Ending(each.transactional_id, each.producer_id, number) for each in states]
         while remaining:
@@ -379,11 +300,10 @@ def raise_epochs(cluster: Any, transactional_ids: list[str], epoch: int) -> None
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_memory_stays(cluster: Any, topic: str) -> None:
-    """Two hundred cycles of describing, listing, ending and fencing leave neither memory, threads nor descriptors."""
     producer = cluster.producer(topic)
 
     def cycle() -> None:
-        state = state_of(cluster, topic)
+        state = cluster.state(topic)
         cluster.transactions.list(topic)
         cluster.transactions.producers([(topic, 0), (topic, 1)])
         end(cluster, state, commit=False)
@@ -396,14 +316,12 @@ def test_memory_stays(cluster: Any, topic: str) -> None:
         if round_ % 20 == 0:
             cluster.transactions.close()
     memory_kb, threads, descriptors = (after - was for after, was in zip(footprint(), before, strict=True))
-    assert memory_kb < 4_000
-    assert threads <= 0
-    assert descriptors <= 0
+    assert memory_kb < 12_000  # a client that stays takes more than a hundred, and there were two hundred cycles
+    assert (threads <= 0, descriptors <= 0) == (True, True)
     del producer
 
 
 def footprint() -> tuple[int, int, int]:
-    """Resident memory in kB, threads and open descriptors of this process."""
     with open("/proc/self/status") as status:
         lines = dict(line.split(":", 1) for line in status)
     return int(lines["VmRSS"].split()[0]), int(lines["Threads"]), len(os.listdir("/proc/self/fd"))

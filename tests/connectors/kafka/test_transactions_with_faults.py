@@ -1,4 +1,4 @@
-"""Transactions that the broker ends, or whose broker dies or is of another version, on a broker of its own.
+"""Transactions that the broker ends, or whose broker dies or is of another version, on a broker that may be killed.
 
 A coordinator that moves takes more than one broker: what it answers is played.
 """
@@ -19,49 +19,36 @@ from kafka.protocol.producer.transaction import EndTxnRequest
 
 from exactlyonce.checkpoint.requests import Ending
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction, TransactionState
-from exactlyonce.connectors.embedded.broker import EmbeddedBroker, free_port
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError
-from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.broker
 
 VALUES = [b"%03d" % number for number in range(100)]
-SETTINGS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "100"}
 SAFE_DOWNGRADE, UPGRADE = 2, 1
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    """A broker that may be killed, and that looks for transactions to time out ten times a second."""
-    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"), free_port(), SETTINGS, lifetime="process")
-    broker.start()
-    yield broker
-    broker.kill()
-
-
 @pytest.fixture
-def cluster(broker: EmbeddedBroker, cluster_at: Any) -> Iterator[Any]:
-    """The broker of this module."""
-    cluster = cluster_at(broker.bootstrap_servers)
+def cluster(stoppable: OwnCluster, cluster_at: Any) -> Iterator[Any]:
+    cluster = cluster_at(stoppable.bootstrap_servers)
     yield cluster
     cluster.close()
 
 
 @pytest.mark.exhaustive
 def test_commit_after_the_brokers_timeout(cluster: Any, topic: str) -> None:
-    """A transaction that the broker timed out is refused permanently, hidden, and its producer fenced."""
-    zombie = cluster.open(topic, topic, VALUES, transaction_timeout_ms=1_000)
-    opened = cluster.transactions.describe([topic])[topic]
-    cluster.wait_until(lambda: cluster.transactions.describe([topic])[topic].state == "CompleteAbort")
+    zombie = cluster.open(topic, topic, VALUES, transaction_timeout_ms=10_000)
+    opened = cluster.state(topic)
+    cluster.wait_until(lambda: cluster.state(topic).state == "CompleteAbort")
     for _ in range(3):
         answer = cluster.transactions.end_until_answered(topic, opened.producer_id, opened.epoch, commit=True)
         assert answer is EndAnswer.REFUSED
     assert cluster.visible(topic) == []
     with pytest.raises(KafkaException):
-        zombie.commit_transaction(30)
+        zombie.commit_transaction(LIMIT_S)
 
 
 def is_committed(hasty: Transactions, topic: str, opened: TransactionState) -> bool:
@@ -74,12 +61,11 @@ def is_committed(hasty: Transactions, topic: str, opened: TransactionState) -> b
 
 
 @pytest.mark.exhaustive
-def test_a_broker_that_dies(broker: EmbeddedBroker, cluster: Any, topic: str) -> None:
-    """Without a broker every question fails in time and says what to do; the same object goes on once it is back."""
+def test_a_broker_that_dies(stoppable: OwnCluster, cluster: Any, topic: str) -> None:
     cluster.open(topic, topic, VALUES)
-    opened = cluster.transactions.describe([topic])[topic]
+    opened = cluster.state(topic)
     hasty = Transactions(cluster.config, timeout_ms=1_000)
-    broker.kill()
+    stoppable.broker.kill()
     for ask in (
         lambda: hasty.describe([topic]),
         lambda: hasty.list(topic),
@@ -97,24 +83,27 @@ def test_a_broker_that_dies(broker: EmbeddedBroker, cluster: Any, topic: str) ->
         answer = background.submit(
             cluster.transactions.end_until_answered, topic, opened.producer_id, opened.epoch, commit=True
         )
-        broker.start()
+        stoppable.broker.start()
         assert answer.result(LIMIT_S) is EndAnswer.COMPLETED
     cluster.wait_until(lambda: is_committed(hasty, topic, opened))
     hasty.close()
     assert cluster.visible(topic) == VALUES
 
 
+TOO_OLD = pytest.raises(ConfigError, match=r"upgrade --feature transaction.version=2")
+
+
+@pytest.mark.exhaustive
 def test_a_cluster_of_an_older_transaction_version(cluster: Any, topic: str) -> None:
-    """Where ending a transaction would not fence its producer, nothing is ended; the error says how to upgrade."""
     cluster.open(topic, topic, VALUES)
-    opened = cluster.transactions.describe([topic])[topic]
+    opened = cluster.state(topic)
     set_transaction_version(cluster, 1, SAFE_DOWNGRADE)
     try:
         assert cluster.transactions.transaction_version() == 1
         fresh = Transactions(cluster.config)
-        with pytest.raises(ConfigError, match=r"upgrade --feature transaction.version=2"):
+        with TOO_OLD:
             fresh.end(topic, opened.producer_id, opened.epoch, commit=True)
-        with pytest.raises(ConfigError, match=r"upgrade --feature transaction.version=2"):
+        with TOO_OLD:
             fresh.abort_listed(fresh.list(topic))
         assert fresh.describe([topic])[topic] == opened
         fresh.close()
@@ -123,7 +112,7 @@ def test_a_cluster_of_an_older_transaction_version(cluster: Any, topic: str) -> 
 
 
 def set_transaction_version(cluster: Any, version: int, upgrade_type: int) -> None:
-    wire = Wire(cluster.config, timeout_ms=30_000)
+    wire = Wire(cluster.config, timeout_ms=LIMIT_S * 1000)
     update = UpdateFeaturesRequest.FeatureUpdateKey(
         feature="transaction.version", max_version_level=version, upgrade_type=upgrade_type
     )
@@ -134,8 +123,7 @@ def set_transaction_version(cluster: Any, version: int, upgrade_type: int) -> No
 
 
 class MovingCoordinator(Wire):
-    """Of brokers 1 and 2 the first keeps every id, until it is asked to end a transaction: it answers with *code*, and
-    from then on the second does."""
+    """Broker 1 keeps every id until it is asked to end a transaction: it answers *code*; then broker 2 does."""
 
     def __init__(self, code: int) -> None:
         super().__init__(ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), timeout_ms=10_000, sleep=lambda _: None)
@@ -158,11 +146,21 @@ class MovingCoordinator(Wire):
         return SimpleNamespace(error_code=self.code if node_id == 1 else 0)
 
 
-def asking(wire: Wire) -> Transactions:
-    """By that wire, of a cluster of the right version."""
+def asking(wire: Wire, version: int = 2) -> Transactions:
+    """By that wire, of a cluster of that transaction version."""
     transactions = Transactions(wire.config)
-    transactions._wire, transactions._version = wire, 2
+    transactions._wire, transactions._version = wire, version
     return transactions
+
+
+def test_nothing_is_ended_at_an_older_transaction_version() -> None:
+    """There the end of a transaction would not fence its producer; the error says how to upgrade."""
+    wire = MovingCoordinator(0)
+    with TOO_OLD:
+        asking(wire, 1).end("eo:p:out:0:1.0:0", 7, 3, commit=True)
+    with TOO_OLD:
+        asking(wire, 1).abort_listed([ListedTransaction("eo:p:out:0:1.0:0", 7, "Ongoing")])
+    assert wire.asked == []
 
 
 MOVES = {14: "loads", 15: "is not available", 16: "is another one"}
@@ -170,8 +168,6 @@ MOVES = {14: "loads", 15: "is not available", 16: "is another one"}
 
 @pytest.mark.parametrize("code", MOVES, ids=MOVES.values())
 def test_a_coordinator_that_moves(code: int) -> None:
-    """It is looked for again, and asked the very same, with the same producer id and epoch; meanwhile nothing counts as
-    committed, refused or unknown."""
     wire = MovingCoordinator(code)
     transactions, ending = asking(wire), Ending("eo:p:out:0:1.0:0", 7, 3)
     assert transactions.end_all([ending], commit=True) == [EndAnswer.BUSY]

@@ -19,7 +19,6 @@ from oracles import (
     Seen,
     TableReader,
     TopicReader,
-    Wanted,
     assert_ledger,
     assert_nothing_prepared,
     await_no_open_transaction,
@@ -27,8 +26,9 @@ from oracles import (
 )
 from postgres_server import PostgresServer
 from rows import ALIGNED, ROWS, UNALIGNED, Crash, Request
-from running import Run, orders
+from running import Run, assert_once, assert_updates, await_stopped, orders
 from unreferenced import newest_checkpoint, unreferenced_blocks
+from waiting import until
 
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
@@ -49,8 +49,6 @@ HELD_S = 1.0
 
 @dataclass(frozen=True)
 class Cell:
-    """One of the matrix."""
-
     row: int
     fault: str
     action: str
@@ -61,12 +59,10 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As it is written down."""
         return "/".join(map(str, asdict(self).values()))
 
     @property
     def way(self) -> Crash | Request:
-        """What it is made with."""
         (row,) = [each for each in ROWS if each.number == self.row]
         (way,) = [each for each in row.ways if each.name == self.fault]
         return way
@@ -85,16 +81,12 @@ def cells() -> Iterator[Cell]:
 
 
 class Servers:
-    """The servers that cells run on, and where their files go."""
-
     def __init__(self, kafka: KafkaCluster, proxy: KafkaProxy, postgres: PostgresServer, folder: Path) -> None:
         """*kafka* is reached through *proxy*."""
         self.kafka, self.proxy, self.postgres, self.folder = kafka, proxy, postgres, folder
 
 
 class Trial:
-    """Of a cell: what was fed to its pipeline, its incarnations, and who reads its output all the time."""
-
     def __init__(self, cell: Cell, servers: Servers) -> None:
         self.cell, self.servers = cell, servers
         self.name = f"row{cell.row}-{uuid.uuid4().hex[:8]}"
@@ -140,14 +132,12 @@ class Trial:
     # --- what happens -------------------------------------------------------------------------------------------
 
     def feed(self, number: int = FEED) -> None:
-        """More orders, some to each input."""
         more = orders(number, first=len(self.fed))
         for place, each in enumerate(self._inputs):
             self.servers.kafka.produce(f"{self.name}-{each}", more[place :: len(self._inputs)])
         self.fed += more
 
     def run(self, *arguments: str, parallelism: int | None = None, armed: Mapping[str, str] | None = None) -> Run:
-        """Begin an incarnation."""
         cell = self.cell
         parameters = {"name": self.name, "shape": cell.shape, "sinks": cell.sinks, "commit": cell.way.commit}
         dsn = self.servers.postgres.dsn("postgres")
@@ -165,12 +155,10 @@ class Trial:
         return begun
 
     def finish(self, *, parallelism: int | None = None) -> None:
-        """Run to the end of what was fed."""
         last = self.run("--until", "latest", parallelism=parallelism)
         assert last.wait() == 0, last.said
 
     def await_output(self, run: Run) -> None:
-        """Until it has made output visible that was fed from now on."""
         since_ms = time.time() * 1000
         self.feed()
         run.await_event(
@@ -180,7 +168,6 @@ class Trial:
         )
 
     def end(self, run: Run) -> None:
-        """Let it end cleanly."""
         run.process.terminate()
         assert run.wait() == 0, run.said
 
@@ -195,7 +182,6 @@ class Trial:
             self.servers.postgres.execute(f"DROP TABLE {table(self.name, each)}")
 
     def close(self) -> None:
-        """Nothing of it goes on."""
         for reader in self._readers.values():
             reader.end()
         for fault in self._faults:
@@ -208,7 +194,6 @@ class Trial:
     # --- a process meets a failpoint ----------------------------------------------------------------------------
 
     def crash(self, way: Crash) -> None:
-        """A process dies, stops or fails; the job goes on, or the next one does."""
         fired = self._folder / way.point
         armed = {
             "EXACTLYONCE_FAILPOINTS": f"{way.point}={self.cell.action}@{way.nth}",
@@ -217,14 +202,12 @@ class Trial:
         }
         self.feed()
         run = self.run(armed=armed)
-        deadline = time.monotonic() + LIMIT_S
-        pause_s = 0.05
-        while not fired.exists():
-            assert time.monotonic() < deadline, f"{way.point} is met: {run.said}"
+
+        def go_on() -> None:
             assert run.process.poll() in (None, -signal.SIGKILL), run.said
             self.feed(100)
-            time.sleep(pause_s)
-            pause_s = min(1.2 * pause_s, 1.0)
+
+        until(fired.exists, meanwhile=go_on, told=lambda: run.said, pause_s=0.2)
         if not way.in_coordinator:
             self.await_output(run)
             self.end(run)
@@ -236,8 +219,7 @@ class Trial:
             assert run.wait() not in (0, FENCED), "a defect of its own ends a coordinator"
 
     def _take_over(self, sleeper: Run) -> None:
-        """A coordinator that sleeps is replaced, and finds that it is fenced."""
-        _await_stopped(sleeper.process.pid)
+        await_stopped(sleeper.process.pid)
         self.feed()
         self.finish()
         sleeper.process.send_signal(signal.SIGCONT)
@@ -246,7 +228,6 @@ class Trial:
     # --- a request has another fate -----------------------------------------------------------------------------
 
     def lose(self, way: Request) -> None:
-        """A request of a job that works is lost, or late, and the job goes on."""
         run = self.run()
         self.await_output(run)
         holding, lacking = (
@@ -255,11 +236,12 @@ class Trial:
         assert holding is not None
         fault = self.servers.proxy.arm(Fault(way.api, Fate(self.cell.action), holding, lacking))
         self._faults.append(fault)
-        deadline = time.monotonic() + LIMIT_S
-        while not fault.met.wait(0.1):
-            assert time.monotonic() < deadline, run.said
+
+        def go_on() -> None:
             assert run.process.poll() is None, run.said
             self.feed(100)
+
+        until(fault.met.is_set, meanwhile=go_on, told=lambda: run.said, pause_s=0.1)
         if fault.fate is Fate.ANSWER_LATE:  # nothing is decided meanwhile: the job has to wait, and goes on then
             time.sleep(HELD_S)
         else:
@@ -273,22 +255,22 @@ class Trial:
     # --- what is so then ----------------------------------------------------------------------------------------
 
     def assert_exact(self) -> int:
-        """All that must be so; -> how many records were verified."""
-        wanted, totals, verified = Wanted(self.fed), dict[str, dict[int, Row]](), 0
+        topics = {f"{self.name}-{each}": OUT_PARTITIONS for each in self._to_kafka}
+        await_no_open_transaction(self.servers.kafka, self.name, topics)  # before that readers may see less
+        totals, verified = list[dict[int, Row]](), 0
         found = {f"{self.name}-{each}": (each, self._in_kafka(each)) for each in self._to_kafka}
         found |= {table(self.name, each): (each, self._in_postgres(each)) for each in self._to_postgres}
         for where, (content, seen) in found.items():
             rows = [row for _, row in seen]
             if content == "totals":
-                wanted.assert_totals(where, [(id, customer, sum) for id, customer, sum in rows])
-                totals[where] = {row[0]: row for row in rows}
+                updates = [dict(zip(("id", "customer", "sum"), row, strict=True)) for row in rows]
+                assert_updates(updates, self.fed, where)
+                totals.append({row[0]: row for row in rows})
             else:
-                wanted.assert_once(where, [row[0] for row in rows])
+                assert_once([row[0] for row in rows], self.fed, where)
             self._readers[where].assert_kept(dict(seen))
             verified += len(rows)
-        assert all(each == next(iter(totals.values())) for each in totals.values()), "all stores have the same totals"
-        topics = {f"{self.name}-{each}": OUT_PARTITIONS for each in self._to_kafka}
-        await_no_open_transaction(self.servers.kafka, self.name, topics)
+        assert all(each == totals[0] for each in totals), "all stores have the same totals"
         left = unreferenced_blocks(self.servers.kafka, self.name)
         assert left == set(), f"blocks that nobody refers to: {left}"
         for each in self._to_postgres:
@@ -299,15 +281,7 @@ class Trial:
         return verified
 
 
-def _await_stopped(process: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
-        assert time.monotonic() < deadline, "the process stops at its failpoint"
-        time.sleep(0.01)
-
-
 def try_cell(cell: Cell, servers: Servers) -> int:
-    """The trial of *cell*; -> how many records were verified. Raises AssertionError for what must not be."""
     trial = Trial(cell, servers)
     try:
         if isinstance(cell.way, Crash):

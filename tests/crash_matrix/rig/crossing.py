@@ -25,8 +25,6 @@ SINKS = ("kafka", "postgres", "both")
 
 
 class Order(msgspec.Struct):
-    """Unique by `id`."""
-
     id: int
     customer: str
     total: int
@@ -41,15 +39,12 @@ class Round(msgspec.Struct):
 
 
 class Total(msgspec.Struct):
-    """The running total of a customer after order `id`."""
-
     id: int
     customer: str
     sum: int
 
 
 def table(name: str, content: str) -> str:
-    """Where rows of *content* go: "totals" or "copies"."""
     return f"{name}_{content}".replace("-", "_")
 
 
@@ -70,7 +65,6 @@ def crossing(name: str, shape: str, sinks: str, commit: str = "write_ahead") -> 
 
 
 def add(total: int | None, order: Order) -> tuple[int, Total]:
-    """The running total."""
     if SLOW_S:
         time.sleep(SLOW_S)
     total = (total or 0) + order.total
@@ -85,7 +79,6 @@ def _added_after_rounds(pipeline: Pipeline, orders: Stream[Order]) -> Stream[Tot
 
 
 def add_at_last(total: int | None, each: Round) -> tuple[int | None, Round]:
-    """The running total, of orders whose rounds are over."""
     if each.rounds < each.order.id % 4:
         return total, Round(each.order, each.rounds + 1)
     total = (total or 0) + each.order.total
@@ -93,7 +86,6 @@ def add_at_last(total: int | None, each: Round) -> tuple[int | None, Round]:
 
 
 def as_total(each: Round) -> Total:
-    """What came of it."""
     return Total(each.order.id, each.order.customer, each.sum or 0)
 
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[3]
 RUN_BY_CELLS = (
     *("checkpoint", "cli", "connectors", "engines", "pipeline", "sinks", "state", "testing"),
     *("tests/crash_matrix/rig", "tests/sinks/postgres/rig"),
-    *(f"tests/engines/{each}.py" for each in ("kafka_proxy", "running", "unreferenced")),
+    *(f"tests/engines/{each}.py" for each in ("kafka_proxy", "running", "unreferenced", "waiting")),
 )
 """What a cell runs."""
 
@@ -38,28 +38,22 @@ Result = dict[str, Any]
 
 
 class Results:
-    """Of one commit, by name of cell or test."""
-
     def __init__(self, file: Path, known: Iterable[Result]) -> None:
-        """What *file* has, and what is *known* besides."""
         self._file = file
         file.parent.mkdir(exist_ok=True)
         lines = file.read_text().splitlines() if file.exists() else []
         self.found: dict[str, Result] = {each["name"]: each for each in (*known, *map(json.loads, lines))}
 
     def passed(self, name: str) -> bool:
-        """Whether it need not be done again."""
         return name in self.found and bool(self.found[name]["passed"])
 
     def add(self, result: Result) -> None:
-        """Keep it."""
         self.found[result["name"]] = result
         with self._file.open("a") as file:
             file.write(json.dumps(result) + "\n")
 
 
 def result_of(name: str, work: Callable[[], int]) -> Result:
-    """What came of *work*, which gives how many records it has verified."""
     began = time.monotonic()
     try:
         records, failure = work(), ""
@@ -70,7 +64,6 @@ def result_of(name: str, work: Callable[[], int]) -> Result:
 
 
 def run_test(test: str) -> int:
-    """A test of a row, with all its cases."""
     command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "--show-capture=no", "--matrix", test]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout[-2000:]
@@ -123,7 +116,6 @@ def main() -> int:
 
 
 def tell(results: Results, result: Result, progress: str) -> None:
-    """Keep a result, and show it."""
     results.add(result)
     verdict = "passed" if result["passed"] else f"FAILED {result['failure'][:300]}"
     print(f"{progress}: {result['name']}: {verdict} ({result['seconds']} s)", flush=True)

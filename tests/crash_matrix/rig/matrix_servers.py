@@ -15,7 +15,6 @@ from exactlyonce.testing.cluster import KafkaCluster
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Servers]:
-    """Servers that keep their data below *folder*, and nothing of it afterwards but what cells have said."""
     proxy, broker = proxied_broker(folder / "kafka")
     postgres = PostgresServer(prepared_max=50)
     postgres.start()

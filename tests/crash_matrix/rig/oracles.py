@@ -1,4 +1,4 @@
-"""Oracles: what holds after any crash, asked of the servers by plain clients and of a fold of the input.
+"""Oracles: what holds after any crash, asked of the servers by plain clients.
 
 Shares no code with the engine, but for what the decisions refer to.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import psycopg
@@ -17,6 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, TopicPar
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # not in its stubs
 from kafka.admin import KafkaAdminClient
 from postgres_server import PostgresServer
+from waiting import until
 
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 
@@ -25,33 +26,6 @@ OPEN = ["Ongoing", "PrepareCommit", "PrepareAbort"]
 """States of transactions that hold readers back."""
 
 Row = tuple[Any, ...]
-
-
-class Wanted:
-    """What the input makes of every order: its copy, and the totals of each customer in any order of the orders."""
-
-    def __init__(self, fed: Iterable[tuple[str, str]]) -> None:
-        orders = [json.loads(value) for _, value in fed]
-        self.orders: dict[int, tuple[str, int]] = {each["id"]: (each["customer"], each["total"]) for each in orders}
-
-    def assert_once(self, where: str, ids: Sequence[int]) -> None:
-        """Each order, once."""
-        seen = Counter(ids)
-        missing = [each for each in self.orders if each not in seen]
-        doubled = [each for each, times in seen.items() if times > 1]
-        foreign = [each for each in seen if each not in self.orders]
-        assert not any((missing, doubled, foreign)), (
-            f"{where}: {len(missing)} missing ({missing[:3]}), {len(doubled)} doubled ({doubled[:3]}), "
-            f"{len(foreign)} that nobody fed ({foreign[:3]})"
-        )
-
-    def assert_totals(self, where: str, rows: Sequence[tuple[int, str, int]]) -> None:
-        """Each order once, and its customer's sum is that of the orders before it and its own."""
-        self.assert_once(where, [id for id, _, _ in rows])
-        sums: dict[str, int] = defaultdict(int)
-        for id, customer, sum in rows:
-            sums[customer] += self.orders[id][1]
-            assert (customer, sum) == (self.orders[id][0], sums[customer]), f"{where}: the total at order {id}"
 
 
 class Seen(NamedTuple):
@@ -88,16 +62,14 @@ class Reader(threading.Thread):
             assert self.seen.setdefault(place, row) == row, f"{self._where}: what is at {place} has changed"
 
     def end(self) -> None:
-        """Read no more."""
         self._ended.set()
         self.join()
 
     def assert_kept(self, now: Mapping[tuple[int, ...], Row]) -> None:
-        """All that is there *now* is seen; end; and all that was seen is there."""
-        deadline = time.monotonic() + LIMIT_S
-        while self.is_alive() and now.keys() - self.seen.copy().keys():
-            assert time.monotonic() < deadline, f"{self._where}: its reader has seen {len(self.seen)} of {len(now)}"
-            time.sleep(0.05)
+        until(
+            lambda: not self.is_alive() or now.keys() <= self.seen.copy().keys(),
+            told=lambda: f"{self._where}: its reader has seen {len(self.seen)} of {len(now)}",
+        )
         self.end()
         if self._failure is not None:
             raise self._failure
@@ -106,8 +78,6 @@ class Reader(threading.Thread):
 
 
 class TopicReader:
-    """A read_committed consumer of a whole topic."""
-
     def __init__(self, servers: str, topic: str, partitions: int) -> None:
         self._consumer = Consumer(
             {
@@ -118,13 +88,11 @@ class TopicReader:
         self._consumer.assign([TopicPartition(topic, each, OFFSET_BEGINNING) for each in range(partitions)])
 
     def __call__(self) -> Iterable[Seen]:
-        """What has become visible since the last time."""
         for message in self._consumer.consume(1000, timeout=0.1):
             if message.error() is None:  # whoever ends the reader waits until it has seen all
                 yield Seen((message.partition() or 0, message.offset() or 0), values(message.value()))
 
     def close(self) -> None:
-        """Nothing more is read."""
         self._consumer.close()
 
 
@@ -135,7 +103,6 @@ def assert_nothing_prepared(postgres: PostgresServer, table: str) -> None:
 
 
 def assert_ledger(postgres: PostgresServer, pipeline: str, decided: Iterable[tuple[str, int, int]]) -> None:
-    """The ledger in PostgreSQL has what the newest decision says: *decided* has sink, subtask and checkpoint."""
     rows = postgres.execute(
         "SELECT sink, subtask, checkpoint FROM exactlyonce_ledger WHERE pipeline = %s AND subtask >= 0", pipeline
     )
@@ -143,36 +110,25 @@ def assert_ledger(postgres: PostgresServer, pipeline: str, decided: Iterable[tup
 
 
 class TableReader:
-    """Reads a whole table, in a session of its own."""
-
     def __init__(self, postgres: PostgresServer, table: str) -> None:
         self._session = psycopg.connect(postgres.dsn("postgres"), autocommit=True)
         self._statement = f"SELECT * FROM {table} ORDER BY place"
 
     def __call__(self) -> list[Seen]:
-        """In the order in which the rows came."""
         return [Seen((place,), tuple(row)) for place, *row in self._session.execute(self._statement.encode())]
 
     def close(self) -> None:
-        """Nothing more is read."""
         self._session.close()
 
 
 def values(record: bytes | None) -> Row:
-    """Of a row, as a topic has it."""
     return tuple(json.loads(record or b"null").values())
 
 
 def await_no_open_transaction(kafka: KafkaCluster, pipeline: str, topics: Mapping[str, int]) -> None:
-    """No transaction of *pipeline* is open, and read_committed readers get to the ends of *topics*, by partitions."""
-    deadline = time.monotonic() + LIMIT_S
-    client = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
-    try:
-        while held := [*_open(client, pipeline), *_held_back(kafka, topics)]:
-            assert time.monotonic() < deadline, f"held back: {held}"
-            time.sleep(0.1)
-    finally:
-        client.close()
+    with closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)) as client:
+        until(lambda: not _open(client, pipeline), told=lambda: _open(client, pipeline), pause_s=0.1)
+    until(lambda: not _held_back(kafka, topics), told=lambda: _held_back(kafka, topics), pause_s=0.1)
 
 
 def _open(client: KafkaAdminClient, pipeline: str) -> list[str]:

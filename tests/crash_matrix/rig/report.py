@@ -17,7 +17,6 @@ Results = Mapping[str, Mapping[str, Any]]
 
 
 def lines(results: Results) -> Iterator[str]:
-    """Tables with a line for each promise and for each row, and the sum."""
     yield "| promise | cells passed | records verified |"
     yield "| --- | --- | --- |"
     for promise in PROMISES:
@@ -42,7 +41,6 @@ def lines(results: Results) -> Iterator[str]:
 
 
 def _counts(results: Results, names: list[str]) -> tuple[str, str]:
-    """How many of the cells have passed, and the records in these."""
     passed = [results[name]["records"] for name in names if name in results and results[name]["passed"]]
     return f"{len(passed):,} of {len(names):,}", f"{sum(passed):,}"
 
@@ -54,14 +52,12 @@ def _mark(results: Results, test: str) -> str:
 
 
 def written(docs: Path, commit: str) -> list[dict[str, Any]]:
-    """The results that are in the documentation, if they are of *commit*."""
     file = docs / JSON
     told: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     return list(told["results"]) if told.get("commit") == commit else []
 
 
 def documented(docs: Path, results: Results, commit: str) -> None:
-    """Put it into the page of guarantees, and all results beside it."""
     page = docs / "guarantees.md"
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)

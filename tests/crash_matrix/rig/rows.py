@@ -19,8 +19,6 @@ WITH_KAFKA = ("kafka", "both")
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """A way in which the fault of a row is made, and what it is crossed with."""
-
     sinks: tuple[str, ...] = SINKS
     shapes: tuple[str, ...] = SHAPES
     commit: str = "write_ahead"
@@ -30,8 +28,6 @@ class Way:
 
 @dataclass(frozen=True)
 class Crash(Way):
-    """A process meets a failpoint."""
-
     point: str
     nth: int = 2
     """Which of the hits; some come once in the life of a process."""
@@ -44,12 +40,10 @@ class Crash(Way):
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What becomes of the process."""
         return ("kill", "stop", "raise")
 
     @property
     def in_coordinator(self) -> bool:
-        """Else in a worker."""
         return self.point.startswith("coordinator-") or self.point in COMMITTING
 
 
@@ -59,8 +53,6 @@ COMMITTING = ("store-committing", "store-committed", "store-entering")
 
 @dataclass(frozen=True)
 class Request(Way):
-    """A request of Kafka's protocol has another fate than to be answered."""
-
     what: str
     api: int
     holding: str
@@ -74,7 +66,6 @@ class Request(Way):
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What becomes of it."""
         return tuple(each.value for each in self.fates)
 
 
@@ -84,8 +75,6 @@ COORDINATOR_ID = "eo:NAME:coordinator"
 
 @dataclass(frozen=True)
 class Row:
-    """One of the table."""
-
     number: int
     fault: str
     required: str
@@ -96,8 +85,6 @@ class Row:
 
 @dataclass(frozen=True)
 class Promise:
-    """One of the page of guarantees."""
-
     text: str
     rows: tuple[int, ...] = ()
     """In whose cells it is asked for; none: in those of every row."""

@@ -50,26 +50,21 @@ class ContainedServer:
         self._container = container
 
     def connect(self, database: str | None) -> Any:
-        """A connection of a plain client, which commits by itself."""
         raise NotImplementedError
 
     def sql(self, statement: str, values: Sequence[Any] = (), /, database: str | None = DATABASE) -> list[Any]:
-        """See `table_contract.Server`."""
         with closing(self.connect(database)) as connection, connection.cursor() as cursor:
             cursor.execute(statement, tuple(values) or None)
             return list(cursor.fetchall()) if cursor.description else []
 
     def start(self) -> None:
-        """Start it on its data, and wait until it answers."""
         self._container.get_wrapped_container().start()
         self.await_answer()
 
     def kill(self) -> None:
-        """SIGKILL."""
         self._container.get_wrapped_container().kill()
 
     def await_answer(self) -> None:
-        """Until it takes connections."""
         deadline = time.monotonic() + LIMIT_S
         while True:
             try:
@@ -84,14 +79,11 @@ class ContainedServer:
 
 
 class ContainedPostgres(ContainedServer):
-    """PostgreSQL, of docker/postgres."""
-
     def __init__(self, container: DockerContainer) -> None:
         super().__init__(container, 5432)
 
     @property
     def dsn(self) -> str:
-        """For a sink."""
         return f"host={HOST} port={self.port} user=owner password={PASSWORD} dbname={DATABASE}"
 
     def connect(self, database: str | None) -> Any:
@@ -99,7 +91,6 @@ class ContainedPostgres(ContainedServer):
         return psycopg.connect(where, autocommit=True, connect_timeout=5)
 
     def empty(self) -> None:
-        """An empty database."""
         self.sql(f"DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)", database=None)
         self.sql(f"CREATE DATABASE {DATABASE} TEMPLATE template0", database=None)
 
@@ -113,7 +104,6 @@ class ContainedMySQL(ContainedServer):
 
     @property
     def dsn(self) -> str:
-        """For a sink."""
         mode = "required" if self._secured else "disabled"
         return f"mysql://root:{PASSWORD}@{HOST}:{self.port}/{DATABASE}?ssl_mode={mode}"
 
@@ -129,7 +119,6 @@ class ContainedMySQL(ContainedServer):
         )  # fmt: skip
 
     def empty(self) -> None:
-        """An empty database."""
         self.sql(f"DROP DATABASE IF EXISTS {DATABASE}", database=None)
         self.sql(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
 

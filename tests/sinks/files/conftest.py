@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from flushing import flushed
 
-from exactlyonce.checkpoint.commits.of_stores import in_order
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks import FileSink
 from exactlyonce.sinks.committer import CommitterContext
+from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.writer import FlushedInterval, Opened, SinkWriter, WriterContext
 from exactlyonce.testing.clock import SimulatedClock
@@ -22,15 +23,11 @@ from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 class Total(msgspec.Struct):
-    """What is written, where nothing else is said."""
-
     customer: str
     cents: int
 
 
 class Clients:
-    """Of a sink that needs no transaction."""
-
     def __init__(self) -> None:
         self.clock = SimulatedClock()
 
@@ -54,7 +51,6 @@ class Target:
         return self.sink.open_committer(context)
 
     def led(self, incarnation: int = 1, origin: str = ORIGIN) -> FilesCommitter:
-        """The committer of a coordinator that has begun its life."""
         committer = self.committer()
         committer.check()
         committer.fence(incarnation, origin)
@@ -76,37 +72,23 @@ class Target:
         return msgspec.structs.replace(committable.committable, previous=previous)
 
     def published(self) -> list[Path]:
-        """Every file that a reader looks at."""
         found = []
-        for place, folders, names in os.walk(self.folder):
-            folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        for place, inner, names in os.walk(self.folder):
+            inner[:] = [name for name in inner if not name.startswith((".", "_"))]
             found += [Path(place, name) for name in names if not name.startswith((".", "_"))]
         return sorted(found)
 
     def lines(self) -> list[Any]:
-        """Every line of every file, in the order of the files' names."""
         return [json.loads(line) for path in self.published() for line in path.read_text().splitlines()]
 
     def cents(self) -> list[int]:
         return sorted(line["cents"] for line in self.lines())
 
     def waiting(self) -> list[str]:
-        """The folders of writers."""
         return sorted(os.listdir(self.root / "staged"))
 
     def entries(self) -> list[dict[str, Any]]:
-        """The ledger."""
         return [json.loads(path.read_text()) for path in sorted(self.root.glob("ledger/*/*/*/*.json"))]
-
-
-def flushed(writer: SinkWriter, checkpoint: int, limit_s: float = 60.0) -> FlushedInterval:
-    """The interval, once it is durable."""
-    for _ in range(round(limit_s / 0.05)):
-        found = writer.take_flushed(checkpoint)
-        if found is not None:
-            return found
-        writer.poll(0.05)
-    raise AssertionError(f"checkpoint {checkpoint} was not flushed within {limit_s} s")
 
 
 def stage(opened: Opened, checkpoint: int, records: Sequence[Any]) -> FlushedInterval:
@@ -131,31 +113,22 @@ def make_target(tmp_path: Path) -> Iterator[Callable[..., Target]]:
             writer.abandon()
 
 
+@pytest.fixture(params=["renameat2", "link"])
+def renaming(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "link":
+        monkeypatch.setattr(folders, "_renameat2", lambda old, new: False)
+
+
 @pytest.fixture
 def target(make_target: Callable[..., Target]) -> Target:
-    """Of JSON lines."""
     return make_target()
 
 
 @pytest.fixture
 def totals() -> Callable[..., list[Total]]:
-    """Records by their cents."""
     return lambda *cents: [Total("ann", each) for each in cents]
 
 
 @pytest.fixture(name="stage")
 def _stage() -> Callable[..., FlushedInterval]:
-    """Writes records and a barrier, and waits."""
     return stage
-
-
-@pytest.fixture(name="flushed")
-def _flushed() -> Callable[..., FlushedInterval]:
-    """Waits for an interval."""
-    return flushed
-
-
-@pytest.fixture(name="in_order")
-def _in_order() -> Callable[..., Sequence[StoreCommittable]]:
-    """Committables as a manifest has them."""
-    return lambda *committables: in_order(committables, {}, {})

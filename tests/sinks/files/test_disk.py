@@ -22,7 +22,6 @@ _READ_ONLY_NOW = 33
 
 
 def test_a_folder_is_made_where_its_parent_is(target) -> None:
-    """The check makes the folder, and finds it the next time; nothing that a reader sees is left behind."""
     for _ in range(2):
         target.committer().check()
     assert os.listdir(target.folder) == [".exactlyonce"]
@@ -30,7 +29,6 @@ def test_a_folder_is_made_where_its_parent_is(target) -> None:
 
 
 def test_a_parent_that_is_missing_is_an_error(make_target) -> None:
-    """Folders above the target are not made: a path with a slip in it would be, too."""
     target = make_target()
     target.sink = type(target.sink)(target.folder / "a" / "b", format="jsonl")
     with pytest.raises(StoreError, match=r"/a/b cannot be made: .*/a is missing, or is not a folder\. Make it"):
@@ -39,7 +37,6 @@ def test_a_parent_that_is_missing_is_an_error(make_target) -> None:
 
 @pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("nowhere")], ids=["file", "link"])
 def test_a_target_that_is_no_folder_is_an_error(target, make: Callable[[Path], None]) -> None:
-    """A file, or a link that leads nowhere, in the place of the folder is named."""
     make(target.folder)
     with pytest.raises(StoreError, match=rf"{target.folder} is not a folder: move it away"):
         target.committer().check()
@@ -56,7 +53,6 @@ def test_a_folder_that_can_never_be_made_is_an_error(make_target, path: str) -> 
 
 
 def test_a_folder_below_a_file_is_an_error(make_target) -> None:
-    """At any depth."""
     target = make_target()
     target.folder.touch()
     for path in (target.folder / "totals", target.folder / "all" / "totals"):
@@ -66,7 +62,6 @@ def test_a_folder_below_a_file_is_an_error(make_target) -> None:
 
 
 def test_a_link_to_a_folder_is_a_folder(target, totals) -> None:
-    """The target may be a link, as to another disk."""
     (target.folder.parent / "disk").mkdir()
     target.folder.symlink_to("disk")
     assert target.led().commit(target.staged(1, totals(1)), 1, ORIGIN)
@@ -74,7 +69,6 @@ def test_a_link_to_a_folder_is_a_folder(target, totals) -> None:
 
 
 def as_nobody(function: Callable[[], object]) -> str:
-    """The error of *function*, called by a user without rights in a process of its own."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -94,7 +88,6 @@ def as_nobody(function: Callable[[], object]) -> str:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user without rights")
 def test_a_right_that_is_missing_is_named(target, totals) -> None:
-    """A user who may not write there is told which, at the check and at the commit."""
     for path in [target.folder.parent, *list(target.folder.parent.parents)[:3]]:
         path.chmod(path.stat().st_mode | 0o055)
     target.folder.mkdir()
@@ -109,7 +102,6 @@ def test_a_right_that_is_missing_is_named(target, totals) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 kB."""
     libc: Any = ctypes.CDLL(None, use_errno=True)
     place = tmp_path / "disk"
     place.mkdir()
@@ -120,7 +112,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_waited_for_by_the_commit(small_disk, make_target, totals) -> None:
-    """A commit that finds the disk full loses nothing, says what to do, and succeeds when there is room."""
     target = make_target(partition_by=("customer",))
     target.folder.symlink_to(small_disk)
     committer = target.led()
@@ -164,7 +155,6 @@ def _fill(place: Path) -> None:
 
 
 def test_a_full_disk_fails_the_sink(small_disk, make_target, totals, stage) -> None:
-    """A writer that finds the disk full fails, and the job begins again: the next attempt cleans and has room."""
     target = make_target()
     target.folder.symlink_to(small_disk)
     committer = target.led()
@@ -177,7 +167,6 @@ def test_a_full_disk_fails_the_sink(small_disk, make_target, totals, stage) -> N
 
 
 def test_a_disk_without_renameat2_uses_links(tmp_path, monkeypatch) -> None:
-    """Where the file system does not know how to rename without overwriting, a second name does it."""
     monkeypatch.setattr(folders, "_LIBC", type("Old", (), {})())
     (tmp_path / "old").write_text("x")
     folders.rename_new(tmp_path / "old", tmp_path / "new")
@@ -185,7 +174,6 @@ def test_a_disk_without_renameat2_uses_links(tmp_path, monkeypatch) -> None:
 
 
 def test_partitions_on_another_disk_are_an_error(small_disk, make_target, totals) -> None:
-    """A folder of the target that is on another file system cannot be renamed into, and is named."""
     target = make_target(partition_by=("customer",))
     committer = target.led()
     committable = target.staged(1, totals(1))

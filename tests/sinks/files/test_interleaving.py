@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
-from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import SHARD
 from exactlyonce.sinks.files.ledger import SHARDS_KEPT
 from exactlyonce.testing.sink_contract.hooks import ORIGIN
@@ -23,8 +22,6 @@ STEPS = {"open", "os.listdir", "os.mkdir", "os.remove", "os.rename", "os.link", 
 
 
 class Stepper:
-    """Calls *action* right before the *number*-th call on the file system, once."""
-
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.number = self.left = 0
@@ -40,7 +37,6 @@ class Stepper:
             action()
 
     def run(self, number: int, action: Callable[[], object], function: Callable[[], object]) -> bool:
-        """Run *function*; whether it came as far as that step."""
         self.left, self.action = number, action
         try:
             function()
@@ -54,7 +50,6 @@ _STEPPER = Stepper()  # a hook cannot be taken away: there is one
 
 @pytest.fixture
 def stepper() -> Stepper:
-    """Interrupts at a call on the file system."""
     return _STEPPER
 
 
@@ -66,13 +61,6 @@ def disk_is_quick(monkeypatch):
 
 class Crash(BaseException):
     """The process is gone: no handler of errors takes it."""
-
-
-@pytest.fixture(params=["renameat2", "link"])
-def renaming(request, monkeypatch):
-    """Both ways of renaming without overwriting."""
-    if request.param == "link":
-        monkeypatch.setattr(folders, "_renameat2", lambda old, new: False)
 
 
 @pytest.fixture
@@ -92,8 +80,6 @@ def decided(make_target, totals, stage):
 
 
 def as_new_leader(target, committable, totals) -> Callable[[], None]:
-    """A new life: it raises the fence, finishes what was decided, cleans, and commits what comes next."""
-
     def run() -> None:
         committer = target.led(2)
         committer.commit(committable, 2, ORIGIN)
@@ -103,10 +89,9 @@ def as_new_leader(target, committable, totals) -> Callable[[], None]:
     return run
 
 
+@pytest.mark.exhaustive(but=["renameat2-commit", "link-commit", "renameat2-fence"])
 @pytest.mark.parametrize("action", ["commit", "fence"])
 def test_a_zombie_is_overtaken_at_any_step(decided, totals, stepper, renaming, action) -> None:
-    """A new leader that does all of its work at any step of a zombie's commit, or fence, ends with each row once; the
-    zombie does nothing behind it."""
     for step in range(200):
         target, committable = decided()
         zombie = target.led(1)
@@ -135,9 +120,7 @@ FAR = SHARD * (SHARDS_KEPT + 1)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
 def test_a_zombie_makes_an_entry_that_is_gone(make_target, totals, stepper, renaming, delivery) -> None:
-    """At any step of a zombie's commit a new leader may come so far that its entry goes, and readers may have taken its
-    files: whatever the zombie does then, rows come once (or, at most once, not at all), the position is the new
-    leader's, and the name goes again."""
+    """Whatever it does, rows come once, or perhaps not at all at most once; the position is the new leader's."""
     made_again = 0
     for step in range(200):
         target = make_target(delivery=delivery)
@@ -173,7 +156,6 @@ def test_a_zombie_makes_an_entry_that_is_gone(make_target, totals, stepper, rena
 
 
 def test_the_ledger_does_not_grow_without_end(make_target, totals) -> None:
-    """Entries of the newest thousands stay, older ones go, of each subtask by itself; what they said is known."""
     target = make_target()
     committer, previous = target.led(1), 0
     other = target.staged(1, totals(0), subtask=1)
@@ -192,7 +174,6 @@ def test_the_ledger_does_not_grow_without_end(make_target, totals) -> None:
 
 @pytest.mark.exhaustive(but=["link"])
 def test_a_zombie_commits_within_a_new_leaders_work(decided, totals, stepper, renaming) -> None:
-    """A zombie that commits as a whole at any step of a new leader's life ends with each row once."""
     outcomes = set()
     for step in range(300):
         target, committable = decided()
@@ -212,7 +193,6 @@ def test_a_zombie_commits_within_a_new_leaders_work(decided, totals, stepper, re
 
 
 def test_a_crash_at_any_step_is_finished(decided, totals, stepper, renaming) -> None:
-    """A commit that ends at any step, as by a crash, is finished by the next life, with each row once."""
     for step in range(200):
         target, committable = decided()
         committer = target.led(1)
@@ -231,12 +211,8 @@ def _crash() -> None:
     raise Crash
 
 
-def _be_killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
+@pytest.mark.exhaustive
 def test_two_crashes_at_any_step_are_finished(decided, totals, stepper) -> None:
-    """A life that ends at any step of finishing what another left at its middle is finished by a third."""
     for step in range(200):
         target, committable = decided()
         committer = target.led(1)
@@ -255,8 +231,8 @@ def test_two_crashes_at_any_step_are_finished(decided, totals, stepper) -> None:
     raise AssertionError("a commit has an end")
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_is_killed_at_any_step_is_finished(decided, stepper) -> None:
-    """SIGKILL at any step of a commit, which runs no clean-up, leaves what the next life finishes."""
     for step in range(200):
         target, committable = decided()
         committer = target.led(1)
@@ -276,7 +252,6 @@ def test_a_process_that_is_killed_at_any_step_is_finished(decided, stepper) -> N
 
 
 def test_at_most_once_loses_what_a_crash_cuts_off(make_target, totals, stage, stepper) -> None:
-    """With delivery="at_most_once" a crash at any step loses rows or none, and none twice; some do lose."""
     found = set()
     for step in range(200):
         target = make_target(delivery="at_most_once", roll_bytes=1 << 10)

@@ -25,7 +25,6 @@ def decisions(log: Path) -> list[StoreCommittable]:
 
 
 def live(target: Any, log: Path, incarnation: int, rows: int, stage: Any, totals: Any) -> None:
-    """One life: it finishes what was decided, cleans, and goes on until all rows are committed."""
     committer = target.led(incarnation)
     decided = decisions(log)
     checkpoint, done = (decided[-1].checkpoint, len(decided) * ROWS_OF_INTERVAL) if decided else (0, 0)
@@ -48,7 +47,6 @@ def live(target: Any, log: Path, incarnation: int, rows: int, stage: Any, totals
 
 @pytest.mark.parametrize(("rows", "kills"), [(1_500, 8), pytest.param(30_000, 150, marks=pytest.mark.exhaustive)])
 def test_rows_come_once_through_kills(make_target, totals, stage, tmp_path, rows, kills) -> None:
-    """Whatever process is killed whenever, all rows are there once in the end, and nothing waits."""
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     chance = random.Random(seed)

@@ -19,21 +19,16 @@ from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 def read(folder: Any, **options: Any) -> Any:
-    """All rows, as any reader sees them."""
     import pyarrow.dataset  # imports pandas, which takes a second of every process that only collects
 
     return pyarrow.dataset.dataset(folder, **options).to_table()
 
 
 class Colour(Enum):
-    """An enum of text."""
-
     RED = "red"
 
 
 class Line(NamedTuple):
-    """A record within a record."""
-
     article: str
     pieces: int
 
@@ -43,15 +38,11 @@ AnyLine: Any = Line
 
 
 class EncodedPart(TypedDict, total=False):
-    """A record of which a field may be absent."""
-
     name: str
 
 
 @dataclass
 class Everything:
-    """A field of each type."""
-
     flag: bool
     number: int
     real: float
@@ -82,7 +73,6 @@ ROW = Everything(
 
 
 def test_every_type_comes_back(make_target, stage) -> None:
-    """What was written is read with its values and types: nothing is rounded, cut or moved to another time."""
     target = make_target(Everything, format="parquet")
     committable = stage(target.open() if target.led() else None, 1, [ROW]).staged.committable
     target.committer().commit(committable, 1, ORIGIN)
@@ -102,7 +92,6 @@ def test_every_type_comes_back(make_target, stage) -> None:
 
 
 def test_readers_see_partitions_as_columns(make_target, stage) -> None:
-    """A reader that knows Hive's folders has the fields of their names again, and sees nothing that is hidden."""
     target = make_target(Line, format="parquet", partition_by=("article",))
     target.led()
     records = [Line(name, count) for count, name in enumerate(["a/b", "ü %", "x=1", "a/b"])]
@@ -113,8 +102,6 @@ def test_readers_see_partitions_as_columns(make_target, stage) -> None:
 
 
 class One(msgspec.Struct):
-    """A record of one field, which a test fills."""
-
     it: Any
 
 
@@ -150,15 +137,12 @@ class One(msgspec.Struct):
     ],
 )
 def test_a_value_that_does_not_fit_is_the_records_fault(type_: Any, value: Any, reason: str) -> None:
-    """A value that a column cannot hold is refused when it is encoded, by the name of its field."""
     record = msgspec.defstruct("Made", [("it", type_)])
     with pytest.raises((ValueError, TypeError), match=rf"^it: .*{reason}"):
         Parquet(columns_of(record)).encode([[record(value)]])
 
 
 class Loop(msgspec.Struct):
-    """A record within itself."""
-
     next: Loop | None
 
 
@@ -176,12 +160,10 @@ class Loop(msgspec.Struct):
     ],
 )
 def test_types_that_parquet_cannot_hold_are_refused(type_: Any, reason: str) -> None:
-    """A type without a column is refused by the name of its field, and what to write."""
     with pytest.raises(UnsupportedType, match=reason):
         columns_of(msgspec.defstruct("Made", [("it", type_)]))
 
 
 def test_a_record_without_fields_is_refused() -> None:
-    """Parquet needs a column."""
     with pytest.raises(UnsupportedType, match=r"Made has no fields"):
         columns_of(msgspec.defstruct("Made", []))

@@ -17,8 +17,6 @@ from exactlyonce.sinks.sql.fields import fields_of
 
 
 class Shop(Enum):
-    """An enum of numbers."""
-
     NORTH = 1
 
 
@@ -45,7 +43,6 @@ def names(type_: Any, *values: Any) -> list[str]:
     ],
 )
 def test_values_are_written_as_hive_does(type_: Any, value: Any, name: str) -> None:
-    """Slashes and what else Hive escapes are escaped, unicode stays, and None has a name of its own."""
     assert names(type_, value, value) == [name, name]
 
 
@@ -68,7 +65,6 @@ def test_a_value_without_a_name_is_the_records_fault(type_: Any, value: Any, rea
 
 
 def test_groups_keep_the_order_of_rows() -> None:
-    """Rows of one folder stay in the order in which they came, and folders nest in the order of the fields."""
     record = msgspec.defstruct("Made", [("a", int), ("b", str), ("c", int)])
     fields = fields_of(record)[:2]
     records = [record(each % 2, "x", each) for each in range(6)]
@@ -97,6 +93,5 @@ def test_values_that_together_make_too_long_a_path_are_the_records_fault() -> No
     ],
 )
 def test_fields_that_name_no_folder_are_problems(type_: Any, by: str, problem: str) -> None:
-    """A field whose values make no good names, or whose name readers skip, is refused at build time."""
     (found,) = partitions.problems((by,), fields_of(msgspec.defstruct("Made", type_)))
     assert problem in found

@@ -21,16 +21,12 @@ from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 class Total(msgspec.Struct):
-    """A record."""
-
     customer: str
     cents: int
 
 
 @dataclass
 class Odd:
-    """A record with a field that Parquet does not have."""
-
     took: timedelta
 
 
@@ -55,7 +51,6 @@ class Odd:
     ],
 )
 def test_problems_say_what_is_wrong(options: dict[str, Any], problem: str) -> None:
-    """Each wrong option is one sentence that says how to fix it."""
     sink: FileSink[Total] = FileSink(**{"path": "/data/totals", **options})
     (found,) = sink.problems(Total)
     assert problem in found
@@ -75,22 +70,18 @@ def test_problems_say_what_is_wrong(options: dict[str, Any], problem: str) -> No
     ],
 )
 def test_types_that_a_format_cannot_hold_are_problems(type_: Any, options: dict[str, Any], problem: str | None) -> None:
-    """Parquet needs fields with types that it has; a line takes whatever JSON does."""
     sink: FileSink[Any] = FileSink("/data/totals", **options)
     found = list(sink.problems(type_))
     assert (problem in found[0] and len(found) == 1) if problem else not found
 
 
 class Tagged(msgspec.Struct, tag_field="kind", tag="tagged"):
-    """A record that says on the wire which one it is."""
-
     customer: str
     cents: int
 
 
 @pytest.mark.parametrize("partition_by", [(), ("customer",)])
 def test_a_line_has_the_tag_of_its_record(make_target, stage, partition_by: tuple[str, ...]) -> None:
-    """A Struct's tag is in its line, also where fields of it are in the folder's name."""
     target = make_target(Tagged, partition_by=partition_by)
     target.led()
     committable = stage(target.open(), 1, [Tagged("ann", 1)]).staged.committable
@@ -100,7 +91,6 @@ def test_a_line_has_the_tag_of_its_record(make_target, stage, partition_by: tupl
 
 
 def test_a_pipeline_with_it_can_be_built() -> None:
-    """A pipeline refuses a wrong description when it is built, and describes a right one."""
     pipeline = Pipeline("totals")
     stream = pipeline.source("in", KafkaSource("totals", value=Total))
     stream.sink("out", FileSink("/data/totals", partition_by=("customer",)))
@@ -116,7 +106,6 @@ def test_a_pipeline_with_it_can_be_built() -> None:
 
 
 def test_parquet_without_pyarrow_says_what_to_install(make_target, monkeypatch) -> None:
-    """Where pyarrow is missing the first that needs it says so, and JSON lines go on."""
     real = builtins.__import__
 
     def missing(name: str, *arguments: Any) -> Any:
@@ -127,6 +116,6 @@ def test_parquet_without_pyarrow_says_what_to_install(make_target, monkeypatch) 
     monkeypatch.delitem(sys.modules, "exactlyonce.sinks.files.parquet", raising=False)
     monkeypatch.setattr(builtins, "__import__", missing)
     for use in ("committer", "open"):
-        with pytest.raises(ConfigError, match=r"pip install 'exactlyonce\[files\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'pyarrow>=18'"):
             getattr(make_target(format="parquet"), use)()
     make_target().open()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from flushing import staged
+from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.sinks.files import staging, writer
@@ -21,8 +20,6 @@ from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 
 class Sale(NamedTuple):
-    """A record with a field to partition by."""
-
     shop: int
     cents: int
 
@@ -33,32 +30,30 @@ def files_of(target: Any, committable: StoreCommittable) -> tuple[WaitingFile, .
 
 @pytest.fixture(params=["jsonl", "parquet"])
 def either(request, make_target):
-    """A target of either format, which is ready to be written to."""
     target = make_target(Sale, format=request.param, partition_by=("shop",), roll_bytes=1 << 12)
     target.led()
     return target
 
 
 def test_an_empty_interval_has_no_committable(target, totals, stage) -> None:
-    """A barrier without records is flushed at once, and starts no thread."""
     target.led()
     opened = target.open()
-    before = threading.active_count()
+    before = set(threading.enumerate())
     opened.writer.barrier(1)
     assert opened.writer.take_flushed(1) == FlushedInterval()
-    assert (threading.active_count(), target.waiting()) == (before, [])
+    assert (set(threading.enumerate()) - before, target.waiting()) == (set(), [])
     assert stage(opened, 2, totals(1)).staged is not None
     assert stage(opened, 3, []) == FlushedInterval()
 
 
-def test_intervals_are_told_once_and_by_their_checkpoint(target, totals, flushed) -> None:
+def test_intervals_are_told_once_and_by_their_checkpoint(target, totals) -> None:
     """Barriers may follow one another before anything is flushed: each interval has the rows before its barrier."""
     target.led()
     opened = target.open(subtask=3)
     for checkpoint in (1, 2, 3):
         opened.writer.write(opened.encoder.encode(totals(*range(checkpoint))))
         opened.writer.barrier(checkpoint)
-    found = [flushed(opened.writer, checkpoint).staged.committable for checkpoint in (3, 1, 2)]
+    found = [staged(opened.writer, checkpoint) for checkpoint in (3, 1, 2)]
     assert [(each.checkpoint, each.records, each.subtask, each.kind) for each in found] == [
         (3, 3, 3, "files"), (1, 1, 3, "files"), (2, 2, 3, "files"),
     ]  # fmt: skip
@@ -67,7 +62,6 @@ def test_intervals_are_told_once_and_by_their_checkpoint(target, totals, flushed
 
 
 def test_a_file_is_rolled_by_its_size(either, stage) -> None:
-    """A file that is as large as it may be is closed, and another follows: within an interval, in the rows' order."""
     opened = either.open()
     for start in range(0, 20_000, 1_000):
         opened.writer.write(opened.encoder.encode([Sale(1, cents) for cents in range(start, start + 1_000)]))
@@ -79,7 +73,6 @@ def test_a_file_is_rolled_by_its_size(either, stage) -> None:
 
 
 def test_each_value_has_its_folder(either, stage) -> None:
-    """Rows go to the folder of their value, whose field is not in the file."""
     opened = either.open()
     committable = stage(opened, 1, [Sale(shop % 3, shop) for shop in range(30)]).staged.committable
     assert either.committer().commit(committable, 1, ORIGIN)
@@ -91,7 +84,6 @@ def test_each_value_has_its_folder(either, stage) -> None:
 
 
 def test_open_files_are_bounded(either, stage, monkeypatch) -> None:
-    """With more folders than files may be open, the one that was written to longest ago is closed."""
     monkeypatch.setattr(staging, "OPEN_MAX", 4)
     monkeypatch.setattr(staging, "HELD_BYTES_MAX", 0)
     opened = either.open()
@@ -104,7 +96,6 @@ def test_open_files_are_bounded(either, stage, monkeypatch) -> None:
 
 
 def test_many_folders_share_what_is_held_back(either, stage, monkeypatch) -> None:
-    """More folders than files may be open still get one file each, as long as memory holds their rows."""
     monkeypatch.setattr(staging, "OPEN_MAX", 4)
     opened = either.open()
     for round_ in range(5):
@@ -113,16 +104,13 @@ def test_many_folders_share_what_is_held_back(either, stage, monkeypatch) -> Non
 
 
 class Text(NamedTuple):
-    """A record that may be large."""
-
     shop: int
     text: str
 
 
 @pytest.mark.parametrize("crowded", [True, False])
 def test_what_is_held_back_is_what_memory_holds(make_target, stage, monkeypatch, crowded: bool) -> None:
-    """A few rows of a folder do not keep the rows of others that came with them; nor do many folders with a row each
-    take more than is counted. Rows are the same."""
+    """Neither a few rows that came with many, nor a row each in many folders, hold more than is counted."""
     import pyarrow
 
     monkeypatch.setattr(staging, "HELD_BYTES_MAX", 1 << 20)
@@ -145,7 +133,6 @@ def test_what_is_held_back_is_what_memory_holds(make_target, stage, monkeypatch,
 
 
 def test_many_small_parts_are_joined_before_they_are_written(make_target, monkeypatch) -> None:
-    """Many folders with few rows each get one file each, in order, though their parts take more than the rows."""
     import pyarrow.parquet
 
     monkeypatch.setattr(staging, "HELD_BYTES_MAX", 1_600_000)
@@ -163,7 +150,6 @@ def test_many_small_parts_are_joined_before_they_are_written(make_target, monkey
 
 
 def test_what_is_held_back_is_bounded(either, stage, monkeypatch) -> None:
-    """Row groups are written early when all files together hold back too much."""
     monkeypatch.setattr(staging, "HELD_BYTES_MAX", 1_000)
     opened = either.open()
     for start in range(0, 1_000, 10):
@@ -172,52 +158,41 @@ def test_what_is_held_back_is_bounded(either, stage, monkeypatch) -> None:
     assert sum(file.rows for file in files_of(either, committable)) == 1_000
 
 
-def test_a_file_is_rolled_by_its_age(make_target, totals, stage, flushed) -> None:
-    """A file that is old enough is closed when the next row comes."""
+def test_a_file_is_rolled_by_its_age(make_target, totals, stage) -> None:
     target = make_target(roll_interval="10s")
     target.led()
     opened = target.open()
     for cents in range(3):
         opened.writer.write(opened.encoder.encode(totals(cents)))
         opened.writer.barrier(cents + 1) if cents == 0 else None
-    first = flushed(opened.writer, 1).staged.committable
+    first = staged(opened.writer, 1)
     assert len(files_of(target, first)) == 1
-    _wait(lambda: not opened.writer._backlog_bytes)
+    until(lambda: not opened.writer._backlog_bytes)
     target.clients.clock.advance(10_000)
     opened.writer.write(opened.encoder.encode(totals(3)))
     assert [file.rows for file in files_of(target, stage(opened, 2, []).staged.committable)] == [2, 1]
 
 
-def _wait(condition: Callable[[], object]) -> None:
-    for _ in range(2_000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come to be")
-
-
-def test_a_slow_disk_shows_in_full_and_never_in_write(target, totals, monkeypatch, flushed) -> None:
-    """Writing and the barrier return while the disk stands still; `full` says so, and gives way without a barrier."""
+def test_a_slow_disk_shows_in_full_and_never_in_write(target, totals, monkeypatch) -> None:
     monkeypatch.setattr(writer, "BACKLOG_BYTES_MAX", 1_000)
     target.led()
     opened = target.open()
     disk = threading.Event()
     whole = opened.writer._files.write
     monkeypatch.setattr(opened.writer._files, "write", lambda parts: (disk.wait(), whole(parts)))
-    assert not opened.writer.full
-    while not opened.writer.full:
+    assert opened.writer.room
+    while opened.writer.room:
         opened.writer.write(opened.encoder.encode(totals(1, 2, 3)))
     written = opened.writer.records
     opened.writer.barrier(1)
     assert opened.writer.poll() is False
     disk.set()
-    _wait(lambda: not opened.writer.full)
-    assert flushed(opened.writer, 1).staged.committable.records == written
+    until(lambda: opened.writer.room)
+    assert staged(opened.writer, 1).records == written
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 def test_a_disk_that_fails_fails_the_sink(target, totals, stage, monkeypatch, code) -> None:
-    """An error of the disk stops the sink: it is told by whatever is called next, and nothing is acknowledged."""
     target.led()
     opened = target.open()
 
@@ -227,14 +202,13 @@ def test_a_disk_that_fails_fails_the_sink(target, totals, stage, monkeypatch, co
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(SinkFailed, match=r"sink 'out' cannot write files: .*(full|error)"):
         stage(opened, 1, totals(1))
-    assert opened.writer.full is False
+    assert opened.writer.room
     assert opened.writer.take_flushed(1) is None
     with pytest.raises(SinkFailed):
         opened.writer.write(opened.encoder.encode(totals(1)))
 
 
 def test_a_defect_in_the_thread_is_raised_as_it_is(target, totals, stage, monkeypatch) -> None:
-    """What stops the thread and is no error of the disk is raised in the loop."""
     target.led()
     opened = target.open()
     monkeypatch.setattr(opened.writer._files, "write", lambda parts: 1 // 0)
@@ -253,12 +227,11 @@ def test_a_folder_that_is_gone_fails_the_sink(target, totals, stage) -> None:
 
 
 def test_an_abandoned_writer_ends_its_thread(target, totals, stage) -> None:
-    """The thread ends, and what it had under way stays where no committable names it."""
     target.led()
     opened = target.open()
     opened.writer.write(opened.encoder.encode(totals(1)))
     opened.writer.abandon()
-    opened.writer._thread.join(30)
+    opened.writer._thread.join(LIMIT_S)
     assert not opened.writer._thread.is_alive()
 
 
@@ -272,7 +245,6 @@ def test_attempts_of_one_subtask_never_share_a_name(target, totals, stage) -> No
 
 
 def test_at_least_once_publishes_at_the_barrier(make_target, totals, stage) -> None:
-    """With delivery="at_least_once" files appear before the decision, and rows that are written again come twice."""
     target = make_target(delivery="at_least_once")
     target.committer().check()
     assert stage(target.open(), 1, totals(1, 2)) == FlushedInterval()
@@ -282,8 +254,7 @@ def test_at_least_once_publishes_at_the_barrier(make_target, totals, stage) -> N
 
 
 def test_at_least_once_leaves_nothing_behind(make_target, totals, stage) -> None:
-    """What killed writers had staged goes when the next attempt begins, whichever subtasks that has; what is of this
-    attempt, of another pipeline into the same folder, or of another program stays."""
+    """Files of killed writers go when the next attempt begins; its own, and those of others, stay."""
     target = make_target(delivery="at_least_once", roll_bytes=1 << 10)
     target.committer().check()
     other = target.committer(pipeline="others")
@@ -295,7 +266,7 @@ def test_at_least_once_leaves_nothing_behind(make_target, totals, stage) -> None
         opened = target.open(subtask=subtask)
         opened.writer.write(opened.encoder.encode(totals(*range(200))))
         opened.writer.poll()
-        await_files(target.root / "staged", f"1-1-{subtask}-*/*")
+    until(lambda: all(list(target.root.glob(f"staged/1-1-{subtask}-*/*")) for subtask in (0, 1)))
     again = target.open(attempt=2)
     assert target.waiting() == ["notes"]
     stage(again, 1, totals(1))
@@ -308,16 +279,6 @@ def test_at_least_once_leaves_nothing_behind(make_target, totals, stage) -> None
     assert target.cents() == [1]
 
 
-def test_exactly_once_does_not_double_an_interval_that_is_written_again(target, totals, stage) -> None:
-    """What a crashed attempt has set aside is never seen, and what the next one writes is, once."""
-    committer = target.led()
-    stage(target.open(), 1, totals(1, 2))
-    committable = stage(target.open(attempt=2), 1, totals(1, 2)).staged.committable
-    committer.clean(1, 2)
-    assert committer.commit(committable, 1, ORIGIN) is True
-    assert target.cents() == [1, 2]
-
-
 def test_a_committable_is_small_however_many_files_it_has(make_target, stage) -> None:
     """A manifest names one list, not thousands of files."""
     target = make_target(Sale, partition_by=("shop",))
@@ -325,11 +286,3 @@ def test_a_committable_is_small_however_many_files_it_has(make_target, stage) ->
     committable = stage(target.open(), 1, [Sale(shop, 1) for shop in range(300)]).staged.committable
     assert len(committable.body) < 200
     assert len(files_of(target, committable)) == 300
-
-
-def await_files(folder: Path, pattern: str) -> None:
-    """Until there is a file of that name."""
-    deadline = time.monotonic() + LIMIT_S
-    while not list(folder.glob(pattern)):
-        assert time.monotonic() < deadline, f"nothing is at {folder / pattern}"
-        time.sleep(0.01)

@@ -1,25 +1,62 @@
-"""The settings of the producers of a sink."""
+"""The producers of a sink: their settings, and what is left of a dropped one."""
 
 from __future__ import annotations
 
+import gc
+import os
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from exactlyonce.sinks.kafka import producers
-from exactlyonce.sinks.kafka.producers import TRANSACTION_LINGER_MS, KafkaProducers
+from exactlyonce.sinks.kafka.producers import LINGER_MAX_MS, TRANSACTION_LINGER_MS, KafkaProducers, Transaction
+from exactlyonce.testing.cluster import KafkaCluster
+
+
+class NoProducer:
+    def init_transactions(self, timeout_s: float) -> None: ...
+    def begin_transaction(self) -> None: ...
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("transactional_id", ["t", None])
+def test_a_dropped_producer_is_freed_at_once(
+    kafka: KafkaCluster, topic_name: str, no_collector: None, transactional_id: str | None
+) -> None:
+    """Its threads and descriptors do not wait for Python's collector, which may come after a thousand of them."""
+    kafka.create_topic(topic_name)
+    settings = {"bootstrap.servers": kafka.bootstrap_servers}
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(os.getpid).result()
+        producers_of_sink = KafkaProducers(topic_name, settings, 60_000, executor)
+        name = transactional_id and f"{topic_name}-{transactional_id}"
+        transaction = Transaction("", producers_of_sink.make(name, lambda *_: None).result())
+        transaction.producer.produce(topic_name, b"1", None)
+        producers_of_sink.flush(transaction.producer).result()
+        dropped = weakref.ref(transaction.producer)
+        producers_of_sink.drop(transaction)
+        executor.submit(os.getpid).result()
+        assert dropped() is None
 
 
 def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody sees them before their checkpoint completes; a user's setting counts more, by either of its names, and
-    without a transaction the library's own default does."""
+    """Nobody sees them before their checkpoint completes. The user's setting wins, by either name, up to a bound."""
     made: list[dict[str, Any]] = []
 
     def make(settings: dict[str, Any]) -> Any:
         made.append(settings)
-        return SimpleNamespace(init_transactions=lambda timeout_s: None, begin_transaction=lambda: None)
+        return NoProducer()
 
     def failed(reason: str, kind: Any = None) -> None:
         raise AssertionError(reason)
@@ -27,10 +64,12 @@ def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(producers, "make_producer", make)
     monkeypatch.setattr(producers, "connect", lambda *arguments: None)
     with ThreadPoolExecutor(1) as executor:
-        for transactional_id, settings in (("t", {}), ("t", {"linger.ms": "3"}), (None, {})):
+        given: list[tuple[str | None, dict[str, str]]]
+        given = [("t", {}), ("t", {"linger.ms": "3"}), (None, {}), ("t", {"linger.ms": "5000"})]
+        for transactional_id, settings in given:
             KafkaProducers("topic", settings, 60_000, executor).make(transactional_id, failed).result()
         KafkaProducers("topic", {"queue.buffering.max.ms": "3"}, 60_000, executor).make("t", failed).result()
-    assert [each.get("linger.ms") for each in made[:3]] == [TRANSACTION_LINGER_MS, "3", None]
-    assert list(made[3]).index("linger.ms") < list(made[3]).index("queue.buffering.max.ms"), (
+    assert [each.get("linger.ms") for each in made[:4]] == [TRANSACTION_LINGER_MS, "3", None, LINGER_MAX_MS]
+    assert list(made[4]).index("linger.ms") < list(made[4]).index("queue.buffering.max.ms"), (
         "of two names the last counts"
     )

@@ -25,8 +25,6 @@ class Total(msgspec.Struct):
 
 
 class Size(str, Enum):
-    """As StrEnum, which Python 3.10 has not."""
-
     SMALL = "small"
 
 
@@ -34,7 +32,6 @@ ann, bob = Total("ann", 1), Total("bob", 2)
 
 
 def test_values_are_encoded_by_the_type_of_the_stream() -> None:
-    """bytes pass, str is UTF-8, all else is JSON, unless value= says otherwise."""
     assert KafkaSink("t").encoder(bytes).values([b"a"]) == [b"a"]
     assert KafkaSink("t").encoder(str).values(["ä"]) == ["ä".encode()]
     assert KafkaSink("t").encoder(Total).values([ann, bob]) == [
@@ -47,19 +44,16 @@ def test_values_are_encoded_by_the_type_of_the_stream() -> None:
 
 @pytest.mark.parametrize("value", [None, AvroCodec(Total)], ids=["json", "avro"])
 def test_none_is_a_tombstone(value: Any) -> None:
-    """An output of None is a null value among the others, whatever the codec."""
     encoded = KafkaSink("t", value=value).encoder(Total | None).values([ann, None, bob])
     assert [each is None for each in encoded] == [False, True, False]
 
 
 def test_none_is_a_tombstone_for_bytes_and_text() -> None:
-    """The codecs for bytes and text give null for None, too."""
     assert KafkaSink("t").encoder(bytes | None).values([b"", None]) == [b"", None]
     assert KafkaSink("t").encoder(str | None).values(["", None]) == [b"", None]
 
 
 def test_keys_and_headers_come_from_functions() -> None:
-    """Each output has its key and its headers; without functions there are none."""
     sink: KafkaSink[Total] = KafkaSink("t", key=lambda total: total.customer, headers=lambda total: [("v", b"1")])
     assert sink.encoder(Total).keys([ann, bob]) == [b"ann", b"bob"]
     assert sink.encoder(Total).headers([ann]) == [[("v", b"1")]]
@@ -68,7 +62,6 @@ def test_keys_and_headers_come_from_functions() -> None:
 
 
 def test_a_record_brings_its_own_key_and_headers() -> None:
-    """A Record is written as its value under its key; so a tombstone can have one."""
     encoder = KafkaSink("t").encoder(Record[Total | None])
     records = [Record(ann, key="ann", headers=(("v", b"1"),)), Record(None, key="bob")]
     assert list(encoder.values(records)) == [b'{"customer":"ann","sum":1}', None]
@@ -77,7 +70,6 @@ def test_a_record_brings_its_own_key_and_headers() -> None:
 
 
 def test_a_key_that_is_given_wins_over_the_records() -> None:
-    """key= is used for Records as well."""
     sink: KafkaSink[Record[Total]] = KafkaSink("t", key=lambda record: record.value.sum)
     assert sink.encoder(Record[Total]).keys([Record(ann, key="ann")]) == [b"1"]
 
@@ -99,7 +91,6 @@ def test_a_key_that_is_given_wins_over_the_records() -> None:
     ids=repr,
 )
 def test_how_a_key_is_written(key: object, encoded: bytes | None) -> None:
-    """str is UTF-8, bytes pass, None is null, and all else is JSON in one order."""
     assert encode_key(key) == encoded
 
 
@@ -125,7 +116,6 @@ def test_headers_that_are_none_are_refused(headers: Any, why: str) -> None:
 
 
 def test_headers_may_be_text_and_any_sequence() -> None:
-    """Text is written in UTF-8, a member of an enumeration as its text; None is a header without a value."""
     given: list[Any] = [[["a", "ä"]], (("b", None),), iter([(Size.SMALL, Size.SMALL)]), []]
     sink: KafkaSink[int] = KafkaSink("t", headers=given.__getitem__)
     made = sink.encoder(int).headers(range(4))
@@ -148,7 +138,6 @@ def test_what_a_codec_makes_is_bytes(value: Any, why: str) -> None:
 
 
 def printing(sink: PrintSink, *records: object) -> None:
-    """To the standard output."""
     context: Any = SimpleNamespace(sink="show")
     writer, encoder = sink.open_writer(context)
     writer.write(encoder.encode(records))
@@ -176,7 +165,6 @@ def test_a_reader_that_is_gone_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_print_sink_prints_and_is_not_transactional(capsys: pytest.CaptureFixture[str]) -> None:
-    """It writes the repr of any record after its prefix, and no checkpoint commits it."""
     sink = PrintSink("total: ")
     context: Any = SimpleNamespace(sink="show")
     writer, encoder = sink.open_writer(context)

@@ -19,6 +19,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are no
     ResourcePatternType,
     ResourceType,
 )
+from flushing import flushed
+from waiting import until
 
 from exactlyonce.checkpoint.store.client import end_offsets
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
@@ -30,7 +32,6 @@ from exactlyonce.sinks.kafka.producers import KafkaProducers
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
-from exactlyonce.sinks.writer import FlushedInterval
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 pytestmark = pytest.mark.broker
@@ -55,14 +56,9 @@ def writer_at() -> Iterator[Make]:
         executor = ThreadPoolExecutor(1)
         producers = KafkaProducers(topic, config.confluent(), 600_000, executor)
         writer = KafkaWriter(
-            sink="out",
-            subtask=0,
-            topic=topic,
-            pool=pool,
-            producers=producers,
-            prepared=prepared.append,
+            sink="out", subtask=0, topic=topic, pool=pool, producers=producers, prepared=prepared.append,
             clock=SystemClock(),
-        )
+        )  # fmt: skip
         made.append(writer)
         until(lambda: [writer.poll(0.01), *prepared][1:] != [])
         transactions = Transactions(config)
@@ -77,53 +73,39 @@ def writer_at() -> Iterator[Make]:
         each.abandon()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
+def records_flushed(writer: KafkaWriter, checkpoint: int) -> int:
+    precommit = flushed(writer, checkpoint).precommit
+    assert precommit is not None
+    return precommit.records
 
 
-def flushed(writer: KafkaWriter, checkpoint: int) -> int:
-    """How many records its precommit has, once it is flushed."""
-    taken: list[FlushedInterval | None] = []
-
-    def is_flushed() -> bool:
-        writer.poll(0.01)
-        taken.append(writer.take_flushed(checkpoint))
-        return taken[-1] is not None
-
-    until(is_flushed)
-    assert taken[-1] is not None
-    assert taken[-1].precommit is not None
-    return taken[-1].precommit.records
+def poll_on(writer: KafkaWriter) -> None:
+    """Until it raises."""
+    until(lambda: writer.poll(0.01) and False)
 
 
 def test_a_flush_does_not_linger(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
-    """With a linger.ms of minutes the records before a barrier are sent at the barrier."""
     kafka.create_topic(topic_name)
     writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
     writer.write(Outputs([b"1", b"2"], None, None))
     began = time.monotonic()
     writer.barrier(1)
-    assert flushed(writer, 1) == 2
+    assert records_flushed(writer, 1) == 2
     assert (time.monotonic() - began) * 1000 < LINGER_MS / 2
 
 
 def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
-    """A delivery that fails during the flush fails the sink, and there is no precommit; no other attempt would fare
-    better where a record is too large."""
     kafka.create_topic(topic_name, max_message_bytes=1_000)
     writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
     writer.write(Outputs([b"small"], None, None))
     writer.write(Outputs([bytes(5_000)], None, None))
     writer.barrier(1)
     with pytest.raises(RecordError, match=r"a record, or the batch .* max\.message\.bytes"):
-        until(lambda: writer.poll(0.01) and False)
+        poll_on(writer)
     assert writer.take_flushed(1) is None
 
 
 def test_a_record_that_the_client_refuses(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
-    """It is told likewise, before anything is sent."""
     kafka.create_topic(topic_name)
     writer = writer_at(kafka, topic_name, {"message.max.bytes": 2_000})
     with pytest.raises(RecordError, match=r"a record of 5,001 bytes.* message\.max\.bytes"):
@@ -131,13 +113,12 @@ def test_a_record_that_the_client_refuses(kafka: KafkaCluster, topic_name: str, 
 
 
 def test_a_record_without_a_key_for_a_compacted_topic(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
-    """The broker takes none, however often it is asked: the error says what the sink lacks."""
     kafka.create_topic(topic_name, cleanup_policy="compact")
     writer = writer_at(kafka, topic_name, {})
     writer.write(Outputs([b"1", b"2"], None, None))
     writer.barrier(1)
     with pytest.raises(RecordError, match=r"failed to validate record.* compacted.* give the sink key="):
-        until(lambda: writer.poll(0.01) and False)
+        poll_on(writer)
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +136,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
 
 @pytest.mark.parametrize("when", ["before the first record", "behind a record", "before another record"])
 def test_a_right_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer_at: Make, when: str) -> None:
-    """No other attempt would fare better. The client says of records that it dropped them, or of itself that it is in
-    a wrong state: the error names the reason, and the topic."""
+    """The client may say only that it dropped records, or is in a wrong state; the error names the reason."""
     guarded.create_topic(topic_name)
     writer = writer_at(guarded, topic_name, {"linger.ms": 0})
     if when != "before the first record":
@@ -172,7 +152,7 @@ def test_a_right_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer
             time.sleep(1)
             writer.write(Outputs([b"3"], None, None))
         writer.barrier(1)
-        until(lambda: writer.poll(0.01) and False)
+        poll_on(writer)
 
     with pytest.raises(ConfigError, match=said):
         write_on()
@@ -196,7 +176,6 @@ def test_a_transactional_id_that_is_taken_away(guarded: OwnCluster, topic_name: 
 
 
 def deny(cluster: OwnCluster, kind: ResourceType, name: str) -> None:
-    """Writing, to anybody."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     everybody = ("User:*", "*", AclOperation.WRITE, AclPermissionType.DENY)
     denied = AclBinding(kind, name, ResourcePatternType.LITERAL, *everybody)
@@ -220,12 +199,10 @@ def produced(cluster: OwnCluster, topic: str, transactional_id: str = "") -> str
     return said[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive(but=["True"])
 @pytest.mark.parametrize("barrier", [False, True])
-def test_a_broker_that_takes_nothing(stoppable: OwnCluster, topic_name: str, writer_at: Make, barrier: bool) -> None:
-    """While the broker hangs, records of a megabyte fill no more than the bounds, before a barrier and behind one; then
-    all of them are flushed."""
-    cluster = stoppable
+def test_a_broker_that_takes_nothing(guarded: OwnCluster, topic_name: str, writer_at: Make, barrier: bool) -> None:
+    cluster = guarded
     cluster.create_topic(topic_name, max_message_bytes=2 * MEGABYTE)
     writer = writer_at(cluster, topic_name, {"message.max.bytes": 2 * MEGABYTE})
     pid = cluster.broker.status().pid
@@ -233,7 +210,7 @@ def test_a_broker_that_takes_nothing(stoppable: OwnCluster, topic_name: str, wri
     before, written = resident(), 0
     os.kill(pid, signal.SIGSTOP)
     try:
-        while not writer.full:
+        while writer.room:
             if barrier and written == 8:
                 writer.barrier(1)
             writer.write(Outputs([os.urandom(MEGABYTE) for _ in range(4)], None, None))
@@ -244,10 +221,9 @@ def test_a_broker_that_takes_nothing(stoppable: OwnCluster, topic_name: str, wri
         os.kill(pid, signal.SIGCONT)
     if not barrier:
         writer.barrier(1)
-    assert flushed(writer, 1) == (8 if barrier else written)
+    assert records_flushed(writer, 1) == (8 if barrier else written)
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -9,8 +9,6 @@ from table_contract import DSN, OnMySQL
 
 
 class OnMariaDB(OnMySQL):
-    """Its database is empty; who writes has a password."""
-
     secret = "s3cret-0f-the-writer"
 
     @pytest.fixture(autouse=True)
@@ -25,8 +23,7 @@ class TestAppend(OnMariaDB):
     """Rows are added."""
 
 
+@pytest.mark.exhaustive
 class TestUpsert(OnMariaDB):
-    """A row replaces the one with its key."""
-
     mode = "upsert"
     keyed = True

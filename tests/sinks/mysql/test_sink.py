@@ -27,7 +27,6 @@ def problems(type_: Any = Total, table: Any = "totals", **arguments: Any) -> str
 
 @pytest.mark.parametrize("mode", ["append", "upsert", "delete"])
 def test_what_is_right_has_no_problems(mode: str) -> None:
-    """Each mode is accepted, without the driver, a server, or the variable that the dsn names."""
     assert problems(mode=mode, key=("customer",) if mode != "append" else ()) == ""
 
 
@@ -52,30 +51,23 @@ def test_what_is_right_has_no_problems(mode: str) -> None:
     ],
 )
 def test_problems_say_what_to_do(arguments: dict[str, Any], said: str) -> None:
-    """Each is a sentence that names the argument and what it may be."""
     assert said in problems(**arguments)
 
 
 def test_it_is_its_table_and_columns() -> None:
     """Where the server is does not belong to what the sink is, nor does the password."""
     sink = MySQLSink[Total]("totals", dsn=DSN, mode="upsert", key=("customer",))
-    assert sink.describe(Total) == {
-        "sink": "mysql",
-        "table": "totals",
-        "mode": "upsert",
-        "key": ["customer"],
-        "columns": [["customer", "str"], ["cents", "int"]],
-    }
+    columns = [["customer", "str"], ["cents", "int"]]
+    described = {"sink": "mysql", "table": "totals", "mode": "upsert", "key": ["customer"], "columns": columns}
+    assert sink.describe(Total) == described
 
 
 def test_no_secret_shows() -> None:
-    """A repr shows a reference, and nothing of a dsn that is written out."""
     assert SECRET not in repr(MySQLSink("totals", dsn=DSN)) + repr(MySQLAddress.parse(DSN))
     assert "dsn='env:ORDERS_DSN'" in repr(MySQLSink("totals", dsn="env:ORDERS_DSN"))
 
 
 def test_a_dsn_is_looked_up_when_it_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """A variable or a file is read for each connection, and what is missing is named."""
     sink = MySQLSink[Total]("totals", dsn="env:ORDERS_DSN")
     monkeypatch.delenv("ORDERS_DSN", raising=False)
     with pytest.raises(ConfigError, match="dsn is env:ORDERS_DSN, but the environment has no variable ORDERS_DSN"):

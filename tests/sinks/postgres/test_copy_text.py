@@ -11,7 +11,6 @@ MARK = b"ab01ab01"
 
 
 def counted(chunk: bytes) -> bool:
-    """Whether every line of *chunk* has the mark and an end, line by line."""
     lines = chunk.splitlines(keepends=True)
     return all(line.startswith(MARK) and line.endswith(b"\n") for line in lines)
 

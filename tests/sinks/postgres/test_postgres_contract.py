@@ -23,8 +23,6 @@ class OneDatabase:
 
 
 class OnOneDatabase(OnPostgres):
-    """It is empty, on a server that all tests share."""
-
     secret = PASSWORD
 
     @pytest.fixture(autouse=True)
@@ -37,8 +35,7 @@ class TestAppend(OnOneDatabase):
     """Rows are added."""
 
 
+@pytest.mark.exhaustive
 class TestUpsert(OnOneDatabase):
-    """A row replaces the one with its key."""
-
     mode = "upsert"
     keyed = True

@@ -4,454 +4,413 @@ from __future__ import annotations
 
 import os
 import re
-import time
-import traceback
-from collections.abc import Callable, Iterator
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psycopg
 import pytest
+import refusing
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
 from postgres_server import OWNER, PASSWORD
 from table_keys import key_of
 
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, StoreError, StoreUnavailable
-from exactlyonce.sinks.postgres.connection import Limits
+from exactlyonce.sinks.postgres.connection import Limits, PostgresConnection
 from exactlyonce.sinks.postgres.refusals import Refusals
 
 ROLE_PASSWORD = "an0ther s3cret/ä"
-
-
-def refused(call: Callable[[], object], kind: type[ExactlyOnceError], *texts: str) -> str:
-    """What *call* says when it raises an error of the kind that has all the texts, and no secret, also in its repr."""
-    with pytest.raises(kind) as raised:
-        call()
-    said = str(raised.value)
-    for text in texts:
-        assert text in said, said
-    whole = said + repr(raised.value) + "".join(traceback.format_exception(raised.value))
-    for secret in (PASSWORD, ROLE_PASSWORD, "wr0ng", "s3cret"):
-        assert secret not in whole
-    return said
+refused = partial(refusing.refused, secrets=(PASSWORD, ROLE_PASSWORD, "wr0ng", "s3cret"))
+TABLE = "CREATE TABLE totals (customer text, cents bigint)"
+KEYED = "CREATE TABLE totals (customer text PRIMARY KEY, cents bigint)"
+UPSERT: dict[str, Any] = {"mode": "upsert", "key": ("customer",)}
+EXISTING: dict[str, Any] = {"create": False}
 
 
 @pytest.fixture
 def role(database: Database) -> str:
     """A role without rights, as which stores connect."""
-    database.execute(
-        "DROP OWNED BY clerk" if database.execute("SELECT 1 FROM pg_roles WHERE rolname = 'clerk'") else "SELECT 1"
-    )
+    with suppress(psycopg.errors.UndefinedObject):
+        database.execute("DROP OWNED BY clerk")
     database.execute("DROP ROLE IF EXISTS clerk")
     database.execute(f"CREATE ROLE clerk LOGIN PASSWORD '{ROLE_PASSWORD}'")
     database.use(database.server.dsn(database.name, "clerk", ROLE_PASSWORD))
     return "clerk"
 
 
-class TestLogin:
-    """Errors before there is a connection."""
+# --- logins -----------------------------------------------------------------------------------------------------------
 
-    def test_a_wrong_password(self, database: Database) -> None:
-        """It names the user, and where the password is to be corrected."""
-        database.use(database.server.dsn(database.name, password="wr0ng-s3cret"))
-        refused(database.store().check, StoreError, "dsn=env:TOTALS_DSN", f'user "{OWNER}"', "Correct the password")
-
-    def test_no_such_user(self, database: Database) -> None:
-        """A role that is missing cannot be told from a wrong password."""
-        database.use(database.server.dsn(database.name, user="nobody"))
-        refused(database.store().check, StoreError, 'user "nobody"', "Correct the password or the user")
-
-    def test_no_such_database(self, database: Database) -> None:
-        """It names the database."""
-        database.use(database.server.dsn("nowhere"))
-        refused(database.store().check, StoreError, 'database "nowhere" does not exist', "Create the database")
-
-    def test_no_right_to_connect(self, database: Database, role: str) -> None:
-        """It says which right is missing."""
-        database.execute("REVOKE CONNECT ON DATABASE shared FROM PUBLIC")
-        try:
-            refused(database.store().check, StoreError, "GRANT CONNECT")
-        finally:
-            database.execute("GRANT CONNECT ON DATABASE shared TO PUBLIC")
-
-    @pytest.mark.parametrize("dsn", [
-        f"postgres//{PASSWORD}@host", f"host=x password='{PASSWORD}", "passwort=s3cret x",
-        "postgresql://u:x@s3cret@host/d", "postgresql://u:x?y@s3cret@host", "postgresql://u:s3cret/x@host/d",
-        "postgresql://u:12/s3cret@host/d",
-    ])  # fmt: skip
-    def test_an_unreadable_connection_string(self, database: Database, dsn: str) -> None:
-        """It says how to write one, and shows nothing of it."""
-        database.use(dsn)
-        refused(database.store().check, StoreError, "cannot be read", "Write it as postgresql://")
-
-    def test_nobody_there(self, database: Database) -> None:
-        """A server that is away is asked again."""
-        database.use(database.server.dsn(database.name, port=1))
-        refused(database.store().check, StoreUnavailable, "cannot be reached", "refused", "Start it")
-
-    def test_too_many_connections(self, database: Database) -> None:
-        """A role or a server that has no connection left is asked again."""
-        database.execute("DROP ROLE IF EXISTS few")
-        database.execute(f"CREATE ROLE few LOGIN PASSWORD '{ROLE_PASSWORD}' CONNECTION LIMIT 0")
-        database.use(database.server.dsn(database.name, "few", ROLE_PASSWORD))
-        refused(database.store().check, StoreUnavailable, "too many connections")
-
-    def test_no_variable_and_no_file(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A reference that leads nowhere is named."""
-        monkeypatch.delenv("TOTALS_DSN")
-        refused(database.store().check, ConfigError, "no variable TOTALS_DSN. Export it.")
-        refused(database.store(dsn="file:/nowhere/dsn").check, ConfigError, "cannot be read: No such file")
-
-    def test_a_file(self, database: Database, tmp_path: Path) -> None:
-        """A connection string in a file is read when it is needed, and again after a change."""
-        file = tmp_path / "dsn"
-        file.write_text(database.server.dsn("nowhere"))
-        store = database.store(dsn=f"file:{file}")
-        refused(store.check, StoreError, f"dsn=file:{file}")
-        file.write_text(os.environ["TOTALS_DSN"] + "\n")
-        store.check()
-
-    def test_a_secret_in_other_forms(self) -> None:
-        """A password is taken out of a text as it is, and as it stands in an address."""
-        refusals = Refusals("env:X")
-        dsn = "postgresql://u:s3cret%3Ap%40ss%2Fword@h/d"
-        refusals.learn(dsn, psycopg.conninfo.conninfo_to_dict(dsn))
-        assert refusals.redact(f"a {PASSWORD} b {dsn} c s3cret%3Ap%40ss%2Fword") == "a *** b *** c ***"
+@pytest.mark.parametrize(
+    ("dsn", "kind", "texts"),
+    [
+        ({"password": "wr0ng-s3cret"}, StoreError, ("dsn=env:TOTALS_DSN", f'user "{OWNER}"', "Correct the password")),
+        ({"user": "nobody"}, StoreError, ('user "nobody"', "Correct the password or the user")),
+        ({"database": "nowhere"}, StoreError, ('database "nowhere" does not exist', "Create the database")),
+        ({"port": 1}, StoreUnavailable, ("cannot be reached", "refused", "Start it")),
+        *(
+            (text, StoreError, ("cannot be read", "Write it as postgresql://"))
+            for text in (
+                f"postgres//{PASSWORD}@host", f"host=x password='{PASSWORD}", "passwort=s3cret x",
+                "postgresql://u:x@s3cret@host/d", "postgresql://u:x?y@s3cret@host", "postgresql://u:s3cret/x@host/d",
+                "postgresql://u:12/s3cret@host/d",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_a_login(database: Database, dsn: Any, kind: type[ExactlyOnceError], texts: tuple[str, ...]) -> None:
+    database.use(dsn if isinstance(dsn, str) else database.server.dsn(**{"database": database.name, **dsn}))
+    refused(database.store().check, kind, *texts)
 
 
-class Row(msgspec.Struct):
-    """A row with an obligatory key."""
+@pytest.mark.parametrize(
+    ("forbid", "kind", "text"),
+    [
+        ("REVOKE CONNECT ON DATABASE shared FROM PUBLIC", StoreError, "GRANT CONNECT"),
+        ("ALTER ROLE clerk CONNECTION LIMIT 0", StoreUnavailable, "too many connections"),
+    ],
+)
+def test_a_login_of_a_role(database: Database, role: str, forbid: str, kind: Any, text: str) -> None:
+    database.execute(forbid)
+    try:
+        refused(database.store().check, kind, text)
+    finally:
+        database.execute("GRANT CONNECT ON DATABASE shared TO PUBLIC")
 
-    customer: str
-    cents: int
+
+def test_a_connection_string_is_looked_up_when_it_is_needed(
+    database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, right = tmp_path / "dsn", os.environ["TOTALS_DSN"]
+    monkeypatch.delenv("TOTALS_DSN")
+    refused(database.store().check, ConfigError, "no variable TOTALS_DSN. Export it.")
+    store = database.store(dsn=f"file:{file}")
+    refused(store.check, ConfigError, "cannot be read: No such file")
+    file.write_text(database.server.dsn("nowhere"))
+    refused(store.check, StoreError, f"dsn=file:{file}")
+    file.write_text(right + "\n")
+    store.check()
 
 
-class TestTable:
-    """Errors of the check."""
+def test_a_secret_in_other_forms() -> None:
+    refusals = Refusals("env:X")
+    dsn = "postgresql://u:s3cret%3Ap%40ss%2Fword@h/d"
+    refusals.learn(dsn, psycopg.conninfo.conninfo_to_dict(dsn))
+    assert refusals.redact(f"a {PASSWORD} b {dsn} c s3cret%3Ap%40ss%2Fword") == "a *** b *** c ***"
 
-    def test_no_table(self, database: Database) -> None:
-        """It says that it may be created."""
-        refused(database.store(create=False).check, StoreError, "no table 'totals' in any schema", "create=True")
-        refused(database.store(create=False, table="shop.totals").check, StoreError, "'totals' in schema 'shop'")
-        refused(database.store(create=False).encoder, StoreError, "no table 'totals'")
-        refused(database.store(table="shop.totals").check, StoreError, 'schema "shop" does not exist')
 
-    def test_columns_that_differ(self, database: Database) -> None:
-        """All that differs is said at once."""
-        database.execute("CREATE TABLE totals (customer uuid, total int NOT NULL, n int GENERATED ALWAYS AS IDENTITY)")
-        said = refused(database.store().check, StoreError, "no column 'cents'", "'total' is NOT NULL without a default")
-        assert said.startswith('Rows cannot be written to table "public"."totals": ')
-        assert "'customer' is uuid" in said
+def refuse_logins(listener: socket.socket, code: str, said: str) -> None:
+    """A server that answers every login so, in PostgreSQL's protocol, until *listener* is closed."""
+    with suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rwb", buffering=0) as stream:
+                while True:
+                    request = stream.read(int.from_bytes(stream.read(4), "big") - 4)
+                    if request.startswith(b"\0\3"):
+                        break
+                    stream.write(b"N")  # neither TLS nor GSSAPI
+                fields = (("S", "FATAL"), ("V", "FATAL"), ("C", code), ("M", said))
+                answer = "".join(f"{kind}{value}\0" for kind, value in fields).encode() + b"\0"
+                stream.write(b"E" + (len(answer) + 4).to_bytes(4, "big") + answer)
 
-    def test_a_generated_column(self, database: Database) -> None:
-        """A column that takes no value is named."""
-        database.execute("CREATE TABLE totals (customer text, cents bigint GENERATED ALWAYS AS (1) STORED)")
-        refused(database.store().check, StoreError, "column 'cents' is generated")
 
-    @pytest.mark.parametrize(
-        "index",
-        [
-            "", "CREATE UNIQUE INDEX ON totals (customer, cents)",
-            "CREATE UNIQUE INDEX ON totals (customer) WHERE cents > 0",
-            "CREATE UNIQUE INDEX ON totals (lower(customer))", "CREATE INDEX ON totals (customer)",
-            "ALTER TABLE totals ADD UNIQUE (customer) DEFERRABLE",
-        ],
-    )  # fmt: skip
-    def test_no_unique_index(self, database: Database, index: str) -> None:
-        """Upserts need a unique index on exactly the key, of all rows; its SQL is given, and works."""
-        database.execute("CREATE TABLE totals (customer text NOT NULL, cents bigint)")
-        database.execute(index or "SELECT 1")
-        store = database.store(mode="upsert", key=("customer",))
-        said = refused(store.check, StoreError, "no unique index on exactly (customer)")
-        create = re.search("CREATE UNIQUE INDEX .*(?=[.]$)", said)
-        assert create is not None
-        database.execute(create[0])
-        store.check()
+@pytest.mark.parametrize(
+    ("code", "said", "kind", "text"),
+    [
+        ("28P01", "Passwort-Authentifizierung für Benutzer »ann« fehlgeschlagen", StoreError, "correct the login"),
+        ("28000", "aucune entrée dans pg_hba.conf", StoreError, "or pg_hba.conf"),
+        ("3D000", "la base de datos «shop» no existe", StoreError, "create the database"),
+        ("53300", "tut mir leid, schon zu viele Verbindungen", StoreUnavailable, "cannot be reached"),
+        ("57P03", "das Datenbanksystem startet", StoreUnavailable, "cannot be reached"),
+    ],
+)
+def test_a_server_that_does_not_speak_english(
+    monkeypatch: pytest.MonkeyPatch, code: str, said: str, kind: type[ExactlyOnceError], text: str
+) -> None:
+    """The code alone tells what passes from what stays."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=refuse_logins, args=(listener, code, said), daemon=True).start()
+        port = listener.getsockname()[1]
+        monkeypatch.setenv("TOTALS_DSN", f"postgresql://ann:s3cret@127.0.0.1:{port}/shop")
+        refused(lambda: PostgresConnection("env:TOTALS_DSN", Limits()).rows("SELECT 1"), kind, said, text)
 
-    @pytest.mark.parametrize(
-        ("table", "text"),
-        [
-            ("CREATE UNLOGGED TABLE totals (customer text, cents bigint)", 'ALTER TABLE "public"."totals" SET LOGGED'),
-            ("CREATE VIEW totals AS SELECT 'a'::text AS customer, 1::bigint AS cents", "a view"),
-            ("CREATE TABLE totals (customer text, cents bigint) PARTITION BY LIST (cents);"
-             "CREATE UNLOGGED TABLE one PARTITION OF totals FOR VALUES IN (1)", "SET LOGGED"),
-        ],
-    )  # fmt: skip
-    def test_a_table_that_is_not_kept_as_the_ledger_is(self, database: Database, table: str, text: str) -> None:
-        """What a crash would empty, or what is elsewhere, cannot be exactly once."""
-        for statement in table.split(";"):
-            database.execute(statement)
-        refused(database.store().check, StoreError, text)
 
-    @pytest.mark.parametrize(
-        ("mode", "event"), [("append", "INSERT"), ("upsert", "INSERT"), ("upsert", "UPDATE"), ("delete", "DELETE")]
-    )
-    def test_a_rule(self, database: Database, mode: str, event: str) -> None:
-        """A rule on what the mode does is passed by, changes it, or is refused by the server only when rows come."""
-        database.execute("CREATE TABLE totals (customer text UNIQUE NOT NULL, cents bigint)")
-        database.execute("CREATE TABLE log (n int)")
-        database.execute(f"CREATE RULE noted AS ON {event} TO totals DO ALSO INSERT INTO log VALUES (1)")
-        store = database.store(mode=mode, key=key_of(mode))
-        refused(store.check, StoreError, f"it has the rule noted on {event}", 'use a trigger: DROP RULE "noted" ON')
-        database.execute("ALTER TABLE totals DISABLE RULE noted")
-        if event == "UPDATE":  # PostgreSQL itself refuses ON CONFLICT all the same
-            refused(store.check, StoreError, "it has the rule noted on UPDATE")
-        else:
-            store.check()
+# --- at the start -----------------------------------------------------------------------------------------------------
+
+
+CHECKED = [
+    ("", EXISTING, ("no table 'totals' in any schema", "create=True")),
+    ("", {"create": False, "table": "shop.totals"}, ("'totals' in schema 'shop'",)),
+    ("", {"table": "shop.totals"}, ('schema "shop" does not exist',)),
+    ("CREATE TABLE totals (customer uuid, total int NOT NULL, n int GENERATED ALWAYS AS IDENTITY)", {},
+     ('Rows cannot be written to table "public"."totals": ', "no column 'cents'",
+      "'total' is NOT NULL without a default", "'customer' is uuid")),
+    ("CREATE TABLE totals (customer text, cents bigint GENERATED ALWAYS AS (1) STORED)", {},
+     ("column 'cents' is generated",)),
+    ("CREATE UNLOGGED TABLE totals (customer text, cents bigint)", {}, ('ALTER TABLE "public"."totals" SET LOGGED',)),
+    ("CREATE VIEW totals AS SELECT 'a'::text AS customer, 1::bigint AS cents", {}, ("a view",)),
+    (f"{TABLE} PARTITION BY LIST (cents); CREATE UNLOGGED TABLE one PARTITION OF totals FOR VALUES IN (1)", {},
+     ("SET LOGGED",)),
+    ("CREATE TABLE exactlyonce_ledger (a int)", {}, ("no ledger of exactlyonce", "Rename it")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sql", "options", "texts"), CHECKED, ids=[texts[0] for _, _, texts in CHECKED])
+def test_a_table_that_does_not_match(
+    database: Database, sql: str, options: dict[str, Any], texts: tuple[str, ...]
+) -> None:
+    database.execute(sql or "SELECT 1")
+    refused(database.store(**options).check, StoreError, *texts)
+    if not sql:
+        refused(database.store(**{**options, "create": False}).encoder, StoreError, "no table 'totals'")
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "SELECT 1", "CREATE UNIQUE INDEX ON totals (customer, cents)", "CREATE INDEX ON totals (customer)",
+        "CREATE UNIQUE INDEX ON totals (customer) WHERE cents > 0", "CREATE UNIQUE INDEX ON totals (lower(customer))",
+        "ALTER TABLE totals ADD UNIQUE (customer) DEFERRABLE",
+    ],
+)  # fmt: skip
+def test_no_unique_index(database: Database, index: str) -> None:
+    database.execute(f"{TABLE}; {index}")
+    store = database.store(**UPSERT)
+    said = refused(store.check, StoreError, "no unique index on exactly (customer)")
+    create = re.search("CREATE UNIQUE INDEX .*(?=[.]$)", said)
+    assert create is not None
+    database.execute(create[0])
+    store.check()
+
+
+@pytest.mark.parametrize(
+    ("mode", "event"), [("append", "INSERT"), ("upsert", "INSERT"), ("upsert", "UPDATE"), ("delete", "DELETE")]
+)
+def test_a_rule(database: Database, mode: str, event: str) -> None:
+    """A rule on what the mode does is passed by, changes it, or is refused by the server only when rows come."""
+    database.execute(f"{KEYED}; CREATE TABLE log (n int)")
+    database.execute(f"CREATE RULE noted AS ON {event} TO totals DO ALSO INSERT INTO log VALUES (1)")
+    store = database.store(mode=mode, key=key_of(mode))
+    refused(store.check, StoreError, f"it has the rule noted on {event}", 'use a trigger: DROP RULE "noted" ON')
+    database.execute("ALTER TABLE totals DISABLE RULE noted")
+    if event == "UPDATE":  # PostgreSQL itself refuses ON CONFLICT all the same
+        refused(store.check, StoreError, "it has the rule noted on UPDATE")
         database.execute("DROP RULE noted ON totals")
-        store.check()
+    store.check()
 
-    def test_row_level_security(self, database: Database, role: str) -> None:
-        """Where it hides rows from the role, it is named."""
-        database.execute("CREATE TABLE totals (customer text, cents bigint)")
-        database.execute("ALTER TABLE totals ENABLE ROW LEVEL SECURITY")
-        database.execute("GRANT ALL ON totals TO clerk")
+
+@pytest.mark.parametrize(("column", "index"), [('"und-ci"', '"C"'), ('"C"', '"und-ci"')])
+def test_a_unique_index_of_another_collation(database: Database, column: str, index: str) -> None:
+    """An index that takes other texts for one key than its column does is refused, also beside a right one."""
+    database.execute("CREATE COLLATION \"und-ci\" (provider=icu, locale='und-u-ks-level2', deterministic=false)")
+    database.execute(f"CREATE TABLE totals (customer text COLLATE {column}, cents bigint)")
+    database.execute(f"CREATE UNIQUE INDEX odd ON totals (customer COLLATE {index})")
+    store = database.store(**UPSERT)
+    said = refused(store.check, StoreError, "unique index odd has another collation than its column")
+    database.execute(said.partition("deferrable: ")[2].partition(";")[0])
+    said = refused(store.check, StoreError, "unique index odd has another collation than its column")
+    assert "no unique index" not in said
+    database.execute(said[said.index("DROP INDEX") :].rstrip("."))
+    store.check()
+
+
+def test_a_unique_index_of_another_order(database: Database) -> None:
+    """A collation that takes the same texts for equal is right, whatever order it has."""
+    database.execute(f'{TABLE}; CREATE UNIQUE INDEX ON totals (customer COLLATE "C")')
+    store = database.ready(**UPSERT)
+    assert store.apply(chunks(store, [Total("ann", 1), Total("Ann", 2), Total("ann", 3)]), entry(1))
+    assert database.totals() == [("Ann", 2), ("ann", 3)]
+
+
+def test_a_database_in_another_encoding(database: Database) -> None:
+    if not database.execute("SELECT 1 FROM pg_database WHERE datname = 'latin'"):
+        database.execute("CREATE DATABASE latin TEMPLATE template0 ENCODING LATIN1")
+    database.use(database.server.dsn("latin"))
+    refused(database.store().check, StoreError, "encoded in LATIN1", "WITH ENCODING 'UTF8'")
+
+
+def test_a_ledger_that_a_crash_would_empty(database: Database) -> None:
+    database.store().check()
+    database.execute("ALTER TABLE exactlyonce_ledger SET UNLOGGED")
+    refused(database.store().check, StoreError, "UNLOGGED", "SET LOGGED")
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+
+def test_one_right_after_the_other(database: Database, role: str) -> None:
+    database.execute(KEYED)
+    database.execute("REVOKE TEMPORARY ON DATABASE shared FROM PUBLIC")
+    store = database.store(create=False, **UPSERT)
+    steps: list[str] = []
+    try:
+        refused(database.store(table="public.totals").check, StoreError, "permission denied for schema", "GRANT it")
         database.execute("GRANT USAGE ON SCHEMA public TO clerk")
-        refused(database.store(create=False).check, StoreError, "row-level security")
-
-    @pytest.mark.parametrize(("column", "index"), [('"und-ci"', '"C"'), ('"C"', '"und-ci"')])
-    def test_a_unique_index_of_another_collation(self, database: Database, column: str, index: str) -> None:
-        """An index that takes other texts for one key than its column does is refused, also beside a right one."""
-        database.execute("CREATE COLLATION \"und-ci\" (provider=icu, locale='und-u-ks-level2', deterministic=false)")
-        database.execute(f"CREATE TABLE totals (customer text COLLATE {column}, cents bigint)")
-        database.execute(f"CREATE UNIQUE INDEX odd ON totals (customer COLLATE {index})")
-        store = database.store(mode="upsert", key=("customer",))
-        said = refused(store.check, StoreError, "unique index odd has another collation than its column")
-        database.execute(said.partition("deferrable: ")[2].partition(";")[0])
-        said = refused(store.check, StoreError, "unique index odd has another collation than its column")
-        assert "no unique index" not in said
-        database.execute(said[said.index("DROP INDEX") :].rstrip("."))
-        store.check()
-
-    def test_a_unique_index_of_another_order(self, database: Database) -> None:
-        """A collation that takes the same texts for equal is right, whatever order it has."""
-        database.execute("CREATE TABLE totals (customer text, cents bigint)")
-        database.execute('CREATE UNIQUE INDEX ON totals (customer COLLATE "C")')
-        store = database.ready(mode="upsert", key=("customer",))
-        assert store.apply(chunks(store, [Total("ann", 1), Total("Ann", 2), Total("ann", 3)]), entry(1))
-        assert database.totals() == [("Ann", 2), ("ann", 3)]
-
-    def test_a_database_in_another_encoding(self, database: Database) -> None:
-        """Text is checked as UTF-8, so the database has to be."""
-        if not database.execute("SELECT 1 FROM pg_database WHERE datname = 'latin'"):
-            database.execute("CREATE DATABASE latin TEMPLATE template0 ENCODING LATIN1")
-        database.use(database.server.dsn("latin"))
-        refused(database.store().check, StoreError, "encoded in LATIN1", "WITH ENCODING 'UTF8'")
-
-    def test_another_table_of_the_ledgers_name(self, database: Database) -> None:
-        """A table of somebody else's, or one that a crash would empty, is no ledger."""
-        database.execute("CREATE TABLE exactlyonce_ledger (a int)")
-        refused(database.store().check, StoreError, "no ledger of exactlyonce", "Rename it")
-        database.execute("DROP TABLE exactlyonce_ledger")
-        database.store().check()
-        database.execute("ALTER TABLE exactlyonce_ledger SET UNLOGGED")
-        refused(database.store().check, StoreError, "UNLOGGED", "SET LOGGED")
+        for _ in range(9):
+            try:
+                store.check()
+                break
+            except StoreError as error:
+                said = str(error).replace("; GRANT", ";\nGRANT")
+                steps += re.findall(r"((?:GRANT|CREATE TABLE) .*?)(?=;|\.$|$)", said, re.M)
+                for step in steps:
+                    database.execute(step)
+    finally:
+        database.execute("GRANT TEMPORARY ON DATABASE shared TO PUBLIC")
+    assert steps[0] == 'GRANT SELECT, INSERT, UPDATE ON "public"."totals" TO "clerk"'
+    assert store.fence("p", "s", 1, ORIGIN) == {}
+    assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
 
 
-class TestRights:
-    """A role without rights is told which."""
-
-    def test_one_right_after_the_other(self, database: Database, role: str) -> None:
-        """The SQL of each error, run by an administrator, leads to the next, and at last to success."""
-        database.execute("CREATE TABLE totals (customer text PRIMARY KEY, cents bigint NOT NULL)")
-        database.execute("REVOKE TEMPORARY ON DATABASE shared FROM PUBLIC")
-        store = database.store(create=False, mode="upsert", key=("customer",))
-        try:
-            refused(database.store(table="public.totals").check, StoreError, "permission denied for schema", "GRANT it")
-            database.execute("GRANT USAGE ON SCHEMA public TO clerk")
-            steps = []
-            for _ in range(9):
-                try:
-                    store.check()
-                    break
-                except StoreError as error:
-                    steps += re.findall(
-                        r"((?:GRANT|CREATE TABLE) .*?)(?=;|\.$|$)", str(error).replace("; GRANT", ";\nGRANT"), re.M
-                    )
-                    for step in steps:
-                        database.execute(step)
-        finally:
-            database.execute("GRANT TEMPORARY ON DATABASE shared TO PUBLIC")
-        assert steps[0] == 'GRANT SELECT, INSERT, UPDATE ON "public"."totals" TO "clerk"'
-        assert store.fence("p", "s", 1, ORIGIN) == {}
-        assert store.apply(chunks(store, [Total("ann", 1)]), entry(1))
-
-    @pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
-    def test_a_weaker_delivery_needs_no_ledger(self, database: Database, role: str, delivery: str) -> None:
-        """The right to write to the table is all that it takes."""
-        database.execute("CREATE TABLE totals (customer text, cents bigint)")
-        database.execute("GRANT USAGE ON SCHEMA public TO clerk; GRANT INSERT ON totals TO clerk")
-        store = database.store(create=False, delivery=delivery)
-        store.check()
-        store.write(chunks(store, [Total("ann", 1)]))
-        assert database.totals() == [("ann", 1)]
-        assert database.execute("SELECT to_regclass('exactlyonce_ledger')") == [(None,)]
-
-    def test_a_right_that_is_taken_away_meanwhile(self, database: Database, role: str) -> None:
-        """A right that goes while rows wait is an error of the apply; given back, the rows come."""
-        database.execute("GRANT ALL ON SCHEMA public TO clerk")
-        database.execute("CREATE TABLE totals (customer text, cents bigint)")
-        database.execute("GRANT INSERT ON totals TO clerk")
-        store = database.ready(create=False)
-        waiting = chunks(store, [Total("ann", 1)])
-        database.execute("REVOKE INSERT ON totals FROM clerk")
-        refused(lambda: store.apply(waiting, entry(1)), StoreError, "permission denied for table totals", "GRANT it")
-        database.execute("GRANT INSERT ON totals TO clerk")
-        assert store.apply(waiting, entry(1))
+@pytest.mark.parametrize("delivery", ["at_least_once", "at_most_once"])
+def test_a_weaker_delivery_needs_no_ledger(database: Database, role: str, delivery: str) -> None:
+    database.execute(f"{TABLE}; GRANT USAGE ON SCHEMA public TO clerk; GRANT INSERT ON totals TO clerk")
+    store = database.store(create=False, delivery=delivery)
+    store.check()
+    store.write(chunks(store, [Total("ann", 1)]))
+    assert database.totals() == [("ann", 1)]
+    assert database.execute("SELECT to_regclass('exactlyonce_ledger')") == [(None,)]
 
 
-class TestApply:
-    """Errors while rows are written: nothing of them is in the table, and the ledger has not gone on."""
+# --- while rows wait --------------------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize(
-        ("change", "texts"),
-        [
-            ("ALTER TABLE totals ALTER cents TYPE smallint", ("out of range", "22003", "line 2, column cents")),
-            ("ALTER TABLE totals DROP COLUMN cents", ("no column 'cents'", "add the column")),
-            ("DROP TABLE totals", ('"public.totals" does not exist', "42P01", "create it")),
-            ("ALTER TABLE totals ADD CHECK (cents < 99)", ("violates check constraint", "breaks a constraint")),
-            ("ALTER TABLE totals ADD UNIQUE (customer)", ("duplicate key value", "breaks a constraint")),
-            ("ALTER TABLE totals ADD UNIQUE (customer) DEFERRABLE INITIALLY DEFERRED", ("duplicate key value",)),
-            ("DROP TABLE exactlyonce_ledger", ("The ledger", "is gone. Restore it",)),
-        ],
-    )  # fmt: skip
-    def test_a_change_under_way(self, database: Database, change: str, texts: tuple[str, ...]) -> None:
-        """A table that was changed after the check refuses the rows, and says which and why."""
-        store = database.ready()
-        waiting = chunks(store, [Total("ann", 1), Total("ann", 99999)])
-        database.execute(change)
-        refused(lambda: store.apply(waiting, entry(1)), StoreError, *texts)
-        if "ledger" not in change:
-            assert database.ledger() == {-1: (0, 1)}
+AS_CLERK = f"GRANT ALL ON SCHEMA public TO clerk; {KEYED}; GRANT ALL ON totals TO clerk"
+HIDDEN = "ALTER TABLE totals ENABLE ROW LEVEL SECURITY; CREATE POLICY own ON totals USING (customer = current_user)"
+BYPASS = ("ALTER ROLE clerk BYPASSRLS", ("row-level security would hide rows", "BYPASSRLS"))
+UNIDENTIFIED = (
+    "CREATE TABLE totals (customer text NOT NULL, cents bigint); CREATE UNIQUE INDEX by_customer ON totals (customer)"
+)
+IDENTIFIED = "ALTER TABLE totals REPLICA IDENTITY USING INDEX by_customer"
+CHANGES = [
+    ("append", "", "ALTER TABLE totals ALTER cents TYPE smallint", "ALTER TABLE totals ALTER cents TYPE bigint",
+     ("out of range", "22003", "line 2, column cents")),
+    ("append", "", "ALTER TABLE totals DROP COLUMN cents", "ALTER TABLE totals ADD cents bigint NOT NULL",
+     ("no column 'cents'", "add the column")),
+    ("append", "", "DROP TABLE totals", TABLE, ('"public.totals" does not exist', "42P01", "create it")),
+    ("append", "", "ALTER TABLE totals ADD CHECK (cents < 99)", "ALTER TABLE totals DROP CONSTRAINT totals_cents_check",
+     ("violates check constraint", "breaks a constraint")),
+    ("append", "", "ALTER TABLE totals ADD CONSTRAINT one UNIQUE (customer)", "ALTER TABLE totals DROP CONSTRAINT one",
+     ("duplicate key value", "breaks a constraint")),
+    ("append", "", "ALTER TABLE totals ADD CONSTRAINT one UNIQUE (customer) DEFERRABLE INITIALLY DEFERRED",
+     "ALTER TABLE totals DROP CONSTRAINT one", ("duplicate key value",)),
+    ("upsert", "", "ALTER TABLE totals DROP CONSTRAINT totals_pkey", "ALTER TABLE totals ADD PRIMARY KEY (customer)",
+     ("42P10", "no unique index on the key any more")),
+    ("append", f"GRANT ALL ON SCHEMA public TO clerk; {TABLE}; GRANT INSERT ON totals TO clerk",
+     "REVOKE INSERT ON totals FROM clerk", "GRANT INSERT ON totals TO clerk",
+     ("permission denied for table totals", "GRANT it")),
+    ("append", AS_CLERK.replace(" PRIMARY KEY", ""), HIDDEN, *BYPASS),
+    *((mode, AS_CLERK, HIDDEN, *BYPASS) for mode in ("upsert", "delete")),
+    *(
+        (mode, UNIDENTIFIED, "CREATE PUBLICATION totals_published FOR TABLE totals", IDENTIFIED,
+         ("[55000]", "REPLICA IDENTITY USING INDEX"))
+        for mode in ("upsert", "delete")
+    ),
+]  # fmt: skip
 
-    def test_an_index_that_is_dropped(self, database: Database) -> None:
-        """An upsert without its unique index is refused."""
-        store = database.ready(mode="upsert", key=("customer",))
-        waiting = chunks(store, [Total("ann", 1)])
-        database.execute("ALTER TABLE totals DROP CONSTRAINT totals_pkey")
-        refused(lambda: store.apply(waiting, entry(1)), StoreError, "42P10", "no unique index on the key any more")
 
-    def test_a_table_that_somebody_locks(self, database: Database) -> None:
-        """A lock is waited for a while; then it is asked again."""
-        store = database.ready(limits=Limits(lock=0.2, grace=0.2))
-        waiting = chunks(store, [Total("ann", 1)])
-        with psycopg.connect(database.server.dsn(database.name)) as other:
-            other.execute("LOCK TABLE totals")
-            refused(lambda: store.apply(waiting, entry(1)), StoreUnavailable, "another session holds a lock")
-            other.rollback()
-            other.execute("LOCK TABLE exactlyonce_ledger IN EXCLUSIVE MODE")
-            refused(lambda: store.fence("p", "s", 2, ORIGIN), StoreUnavailable, "pg_terminate_backend(pid)", "none")
-        assert store.apply(waiting, entry(1))
+@pytest.mark.parametrize(
+    ("mode", "before", "change", "remedy", "texts"), CHANGES, ids=[f"{mode}-{c[:40]}" for mode, _, c, _, _ in CHANGES]
+)
+def test_a_change_while_rows_wait(
+    database: Database, request: Any, mode: str, before: str, change: str, remedy: str, texts: tuple[str, ...]
+) -> None:
+    if "clerk" in before:
+        request.getfixturevalue("role")
+    database.execute(before or "SELECT 1")
+    store = database.ready(mode=mode, key=key_of(mode), create=not before)
+    there = [("ann", 1)] if mode == "delete" else []
+    for row in there:
+        database.execute("INSERT INTO totals VALUES (%s, %s)", *row)
+    waiting = chunks(store, [Total("ann", 1), Total("ann", 99999)])
+    database.execute(change)
+    refused(lambda: store.apply(waiting, entry(1)), StoreError, *texts)
+    assert database.ledger() == {-1: (0, 1)}
+    database.execute(remedy)
+    assert database.totals() == there
+    assert store.apply(waiting, entry(1))
+    assert database.totals() == {"append": [("ann", 1), ("ann", 99999)], "upsert": [("ann", 99999)], "delete": []}[mode]
 
-    def test_a_statement_that_takes_long(self, database: Database) -> None:
-        """It is cut, and would be each time: the message names the setting, with which it comes to its end."""
-        database.execute("CREATE TABLE totals (customer text, cents bigint)")
-        database.execute(
-            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(1); RETURN NEW; END'"
-        )
-        database.execute("CREATE TRIGGER slow BEFORE INSERT ON totals FOR EACH ROW EXECUTE FUNCTION slow()")
-        store = database.ready(answer_timeout="500ms")
-        waiting = chunks(store, [Total("ann", 1)])
-        refused(lambda: store.apply(waiting, entry(1)), StoreUnavailable, "set answer_timeout= of the sink")
-        assert database.ready(answer_timeout="20s").apply(waiting, entry(1))
 
-    def test_a_session_that_is_ended(self, database: Database) -> None:
-        """An administrator who ends the session makes it ask again."""
-        store = database.ready()
-        waiting = chunks(store, [Total("ann", 1)])
-        database.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'exactlyonce'"
-        )
-        refused(lambda: store.apply(waiting, entry(1)), StoreUnavailable, "asked again")
-        assert store.apply(waiting, entry(1))
+def test_row_level_security_at_the_start(database: Database, role: str) -> None:
+    """It is named where it hides rows from the role: the owner of a table passes its policies, unless forced."""
+    database.execute(f"{TABLE}; ALTER TABLE totals ENABLE ROW LEVEL SECURITY; GRANT ALL ON totals TO clerk")
+    database.execute("GRANT ALL ON SCHEMA public TO clerk")
+    refused(database.store(create=False).check, StoreError, "row-level security")
+    database.execute("ALTER TABLE totals OWNER TO clerk; INSERT INTO totals VALUES ('ann', 1)")
+    deletes: dict[str, Any] = {"mode": "delete", "key": ("customer",)}
+    store = database.ready(**deletes)
+    assert store.apply(chunks(store, [Total("ann", 0)]), entry(1))
+    assert database.totals() == []
+    database.execute("ALTER TABLE totals FORCE ROW LEVEL SECURITY")
+    refused(database.store(**deletes).check, StoreError, "row-level security")
 
-    def test_settings_of_the_role_do_not_weaken_it(self, database: Database, role: str) -> None:
-        """A role that is set to lose commits, or to other rules for transactions, writes as any other."""
-        database.execute("GRANT ALL ON SCHEMA public TO clerk")
-        store = database.ready(mode="upsert", key=("customer",))
-        for setting in (
-            *("synchronous_commit = off", "default_transaction_isolation = serializable", "statement_timeout = 200"),
-            *("default_transaction_read_only = on", "DateStyle = 'German, DMY'", "client_encoding = LATIN1"),
-        ):
-            database.execute(f"ALTER ROLE clerk SET {setting}")
-        waiting = chunks(store, [Total("ä", 1), Total("ö", 2)], rows=1)
-        store.close()
 
-        def slowly() -> Iterator[bytes]:
-            yield waiting[0]
-            time.sleep(0.4)
-            yield waiting[1]
+def test_a_lock_that_somebody_holds(database: Database) -> None:
+    store = database.ready(limits=Limits(lock=0.2, grace=0.2))
+    waiting = chunks(store, [Total("ann", 1)])
+    with psycopg.connect(database.server.dsn(database.name)) as other:
+        other.execute("LOCK TABLE totals")
+        refused(lambda: store.apply(waiting, entry(1)), StoreUnavailable, "another session holds a lock")
+        other.rollback()
+        other.execute("LOCK TABLE exactlyonce_ledger IN EXCLUSIVE MODE")
+        refused(lambda: store.fence("p", "s", 2, ORIGIN), StoreUnavailable, "pg_terminate_backend(pid)", "none")
+    assert database.ready().apply(waiting, entry(1))
 
-        assert store.apply(slowly(), entry(1))
-        assert database.totals() == [("ä", 1), ("ö", 2)]
-        with store._connection.transaction("any"):
-            assert store._connection.rows("SHOW synchronous_commit") == [("on",)]
-            assert store._connection.rows("SHOW transaction_isolation") == [("read committed",)]
 
-    @pytest.mark.parametrize("mode", ["append", "upsert", "delete"])
-    def test_row_level_security_that_is_switched_on(self, database: Database, role: str, mode: str) -> None:
-        """It hides no row from a delete in silence: the role is told, and with BYPASSRLS the rows that wait get in."""
-        database.execute("CREATE TABLE totals (customer text PRIMARY KEY, cents bigint)")
-        database.execute("INSERT INTO totals VALUES ('ann', 1)")
-        database.execute("GRANT ALL ON totals TO clerk")
-        database.execute("GRANT ALL ON SCHEMA public TO clerk")
-        store = database.ready(mode=mode, key=key_of(mode), create=False)
-        name = "bob" if mode == "append" else "ann"
-        waiting = chunks(store, [Total(name, 2)])
-        database.execute("ALTER TABLE totals ENABLE ROW LEVEL SECURITY")
-        database.execute("CREATE POLICY own ON totals USING (customer = current_user)")
-        refused(lambda: store.apply(waiting, entry(1)), StoreError, "row-level security would hide rows", "BYPASSRLS")
-        assert (database.totals(), database.ledger()) == ([("ann", 1)], {-1: (0, 1)})
-        database.execute("ALTER ROLE clerk BYPASSRLS")
-        assert store.apply(waiting, entry(1))
-        assert database.totals() == {"append": [("ann", 1), ("bob", 2)], "upsert": [("ann", 2)], "delete": []}[mode]
+def test_a_statement_that_takes_long(database: Database) -> None:
+    """It is cut, and would be each time: the message names the setting, with which it comes to its end."""
+    slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(1); RETURN NEW; END'"
+    database.execute(f"{TABLE}; {slow}")
+    database.execute("CREATE TRIGGER slow BEFORE INSERT ON totals FOR EACH ROW EXECUTE FUNCTION slow()")
+    waiting = chunks(database.ready(), [Total("ann", 1)])
+    store = database.store(answer_timeout="500ms")
+    refused(lambda: store.apply(waiting, entry(1)), StoreUnavailable, "set answer_timeout= of the sink")
+    assert database.ready(answer_timeout="20m").apply(waiting, entry(1))
 
-    @pytest.mark.parametrize("mode", ["upsert", "delete"])
-    def test_a_publication_that_cannot_tell_rows_apart(self, database: Database, mode: str) -> None:
-        """A published table without a replica identity takes no change, ever; with what it says the rows get in."""
-        database.execute("CREATE TABLE totals (customer text NOT NULL, cents bigint)")
-        database.execute("CREATE UNIQUE INDEX by_customer ON totals (customer)")
-        database.execute("INSERT INTO totals VALUES ('ann', 1)")
-        database.execute("CREATE PUBLICATION totals_published FOR TABLE totals")
-        try:
-            store = database.ready(mode=mode, key=("customer",))
-            waiting = chunks(store, [Total("ann", 2)])
-            refused(lambda: store.apply(waiting, entry(1)), StoreError, "[55000]", "REPLICA IDENTITY USING INDEX")
-            database.execute("ALTER TABLE totals REPLICA IDENTITY USING INDEX by_customer")
-            assert store.apply(waiting, entry(1))
-        finally:
-            database.execute("DROP PUBLICATION totals_published")
-        assert database.totals() == ([("ann", 2)] if mode == "upsert" else [])
 
-    def test_row_level_security_that_does_not_apply_to_the_owner(self, database: Database, role: str) -> None:
-        """The owner of a table passes its policies, unless they are forced."""
-        database.execute("GRANT ALL ON SCHEMA public TO clerk")
-        store = database.ready(mode="delete", key=("customer",))
-        database.execute("INSERT INTO totals VALUES ('ann', 1)")
-        database.execute("ALTER TABLE totals ENABLE ROW LEVEL SECURITY")
-        database.ready(mode="delete", key=("customer",))
-        assert store.apply(chunks(store, [Total("ann", 0)]), entry(1))
-        assert database.totals() == []
-        database.execute("ALTER TABLE totals FORCE ROW LEVEL SECURITY")
-        refused(database.store(mode="delete", key=("customer",)).check, StoreError, "row-level security")
+def test_a_session_that_is_ended(database: Database) -> None:
+    store = database.ready()
+    waiting = chunks(store, [Total("ann", 1)])
+    database.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'exactlyonce'")
+    refused(lambda: store.apply(waiting, entry(1)), StoreUnavailable, "asked again")
+    assert store.apply(waiting, entry(1))
 
-    def test_settings_of_the_role_change_no_value(self, database: Database, role: str) -> None:
-        """Texts mean what they were written for, whatever the role's settings would make of them."""
 
-        class Odd(msgspec.Struct):
-            spans: list[timedelta]
-            span: timedelta
-            names: list[str | None]
+class Odd(msgspec.Struct):
+    spans: list[timedelta]
+    span: timedelta
+    names: list[str | None]
 
-        for setting in ("intervalstyle = sql_standard", "array_nulls = off", "DateStyle = 'SQL, DMY'"):
-            database.execute(f"ALTER ROLE clerk SET {setting}")
-        database.execute("GRANT ALL ON SCHEMA public TO clerk")
-        store = database.ready(Odd)
-        spans = [timedelta(seconds=-1), timedelta(hours=-30), timedelta(days=-3, microseconds=7)]
-        assert store.apply(chunks(store, [Odd(spans, span, ["a", None, "NULL"]) for span in spans]), entry(1))
-        assert database.execute("SELECT * FROM totals") == [(spans, span, ["a", None, "NULL"]) for span in spans]
+
+def test_settings_of_the_role_change_nothing(database: Database, role: str) -> None:
+    database.execute("GRANT ALL ON SCHEMA public TO clerk")
+    store = database.ready(Odd)
+    for setting in (
+        *("synchronous_commit = off", "default_transaction_isolation = serializable", "statement_timeout = 200"),
+        *("default_transaction_read_only = on", "DateStyle = 'German, DMY'", "client_encoding = LATIN1"),
+        *("intervalstyle = sql_standard", "array_nulls = off"),
+    ):
+        database.execute(f"ALTER ROLE clerk SET {setting}")
+    spans = [timedelta(seconds=-1), timedelta(hours=-30), timedelta(days=-3, microseconds=7)]
+    waiting = chunks(store, [Odd(spans, span, ["ä", None, "NULL"]) for span in spans], rows=1)
+    store.close()
+
+    def slowly() -> Iterator[bytes]:
+        yield waiting[0]
+        threading.Event().wait(0.4)  # longer than the role's statement_timeout
+        yield from waiting[1:]
+
+    assert store.apply(slowly(), entry(1))
+    assert database.execute("SELECT * FROM totals") == [(spans, span, ["ä", None, "NULL"]) for span in spans]
+    with store._connection.transaction("any"):
+        assert store._connection.rows("SHOW synchronous_commit") == [("on",)]
+        assert store._connection.rows("SHOW transaction_isolation") == [("read committed",)]
 
 
 @pytest.mark.parametrize(
@@ -475,7 +434,6 @@ class TestApply:
     ],
 )
 def test_the_errors_that_are_hard_to_provoke(error: type[psycopg.Error], kind: type[Any], text: str) -> None:
-    """What passes is asked again, and what comes again is not."""
     found = Refusals("env:X").of(error("it happened"))
     assert isinstance(found, kind)
     assert text in str(found)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from held_chunks import Held
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
 from statement_proxy import Fate, StatementProxy
 from table_keys import key_of
@@ -14,17 +16,16 @@ from table_keys import key_of
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
+from exactlyonce.testing.cluster import LIMIT_S
 
 COMMIT = "COMMIT\0"
 """As it comes over the connection."""
 QUICK = Limits(answer=30, lock=0.3, grace=0.3)
 """Locks are given up soon."""
-WAIT_S = 60
 
 
 @pytest.fixture
 def proxy(database: Database) -> Iterator[StatementProxy]:
-    """A proxy, which the stores go through that connect while `through` is called."""
     made = StatementProxy(database.server.port)
     yield made
     made.close()
@@ -54,50 +55,26 @@ def test_a_late_commit_meets_a_fence(database: Database, proxy: StatementProxy) 
     assert database.totals() == [("ann", 1)]
 
 
-class Stopped:
-    """Chunks whose reader stops in the middle, until it is let go on."""
-
-    def __init__(self, waiting: list[bytes]) -> None:
-        self._waiting = waiting
-        self.reached, self.go_on = threading.Event(), threading.Event()
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self._waiting[0]
-        self.reached.set()
-        assert self.go_on.wait(WAIT_S)
-        yield from self._waiting[1:]
-
-
 class Applying:
-    """An apply in a thread of its own, which has stopped in the middle of its COPY."""
+    """An apply beside the test, which has stopped in the middle of its COPY."""
 
     def __init__(self, store: PostgresStore, waiting: list[bytes], checkpoint: int, **names: Any) -> None:
-        self.chunks = Stopped(waiting)
-        self._outcome: Any = None
-        self._thread = threading.Thread(target=self._run, args=(store, entry(checkpoint, **names)), daemon=True)
-        self._thread.start()
-        assert self.chunks.reached.wait(WAIT_S)
-
-    def _run(self, store: PostgresStore, row: Any) -> None:
-        try:
-            self._outcome = store.apply(self.chunks, row)
-        except Exception as error:
-            self._outcome = error
+        self.chunks = Held(waiting)
+        self._pool = ThreadPoolExecutor(1)
+        self._applied = self._pool.submit(store.apply, self.chunks, entry(checkpoint, **names))
+        assert self.chunks.reached.wait(LIMIT_S)
 
     def ended(self) -> Any:
         """Let it go on; -> what it returned or raised."""
-        self.chunks.go_on.set()
-        self._thread.join(WAIT_S)
-        assert not self._thread.is_alive()
-        return self._outcome
+        self.chunks.goes_on.set()
+        with self._pool:
+            return self._applied.exception() or self._applied.result()
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert", "delete"])
 def test_a_zombie_in_the_middle_of_its_copy(database: Database, mode: str) -> None:
-    """A fence does not wait without end for an apply of an older incarnation that stands still: its session is ended,
-    its rows are gone, and it learns that it is fenced."""
     zombie = database.ready(mode=mode, key=key_of(mode))
-    waiting = chunks(zombie, [Total(f"c{number}", number) for number in range(3000)])
+    waiting = chunks(zombie, [Total(f"c{number}", number) for number in range(1000)])
     applying = Applying(zombie, waiting, 1)
     new = database.store(limits=Limits(grace=0.3), mode=mode, key=key_of(mode))
     assert new.fence("p", "s", 2, ORIGIN) == {}
@@ -105,21 +82,19 @@ def test_a_zombie_in_the_middle_of_its_copy(database: Database, mode: str) -> No
     assert isinstance(applying.ended(), StoreUnavailable)
     with pytest.raises(Fenced):
         zombie.apply(waiting, entry(1))
-    assert len(database.totals()) == (0 if mode == "delete" else 3000)
+    assert len(database.totals()) == (0 if mode == "delete" else 1000)
 
 
 def test_an_apply_that_is_under_way_is_waited_for(database: Database) -> None:
-    """A fence lets an apply end that goes on, and then counts it."""
     old = database.ready()
     applying = Applying(old, chunks(old, [Total("ann", 1), Total("bob", 2)], rows=1), 1)
-    threading.Timer(0.5, applying.chunks.go_on.set).start()
-    assert database.store().fence("p", "s", 2, ORIGIN) == {0: 1}
+    threading.Timer(0.5, applying.chunks.goes_on.set).start()
+    assert database.store(limits=Limits(grace=LIMIT_S)).fence("p", "s", 2, ORIGIN) == {0: 1}
     assert applying.ended() is True
     assert len(database.totals()) == 2
 
 
 def test_a_zombie_that_fences_does_not_end_the_sessions_of_the_newer_one(database: Database) -> None:
-    """An older incarnation sees at once that it is fenced, also while the newer one writes."""
     new = database.ready(incarnation=2)
     applying = Applying(new, chunks(new, [Total("ann", 1), Total("bob", 2)], rows=1), 1, incarnation=2)
     with pytest.raises(Fenced):
@@ -128,7 +103,6 @@ def test_a_zombie_that_fences_does_not_end_the_sessions_of_the_newer_one(databas
 
 
 def test_a_fence_ends_no_sessions_of_other_sinks(database: Database) -> None:
-    """What another sink or pipeline writes into the same ledger goes on undisturbed, and is not waited for."""
     other, mine = database.ready(), database.ready(limits=QUICK)
     other.fence("q", "s", 1, ORIGIN)
     waiting = chunks(other, [Total("ann", 1), Total("bob", 2)], rows=1)
@@ -139,14 +113,13 @@ def test_a_fence_ends_no_sessions_of_other_sinks(database: Database) -> None:
 
 
 def test_two_that_fence_at_once(database: Database) -> None:
-    """Of incarnations that begin at the same time, on a ledger without a row of the sink, the newest is the one that
-    may write; an older one succeeded before it, or is fenced."""
     database.store().check()
     outcomes: dict[int, Any] = {}
 
     def begin(incarnation: int) -> None:
         try:
-            outcomes[incarnation] = database.store().fence("p", "s", incarnation, ORIGIN)
+            store = database.store(limits=Limits(lock=LIMIT_S, grace=LIMIT_S))
+            outcomes[incarnation] = store.fence("p", "s", incarnation, ORIGIN)
         except Exception as error:
             outcomes[incarnation] = error
 
@@ -154,14 +127,13 @@ def test_two_that_fence_at_once(database: Database) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(LIMIT_S)
     assert outcomes[8] == {}
     assert all(outcome == {} or isinstance(outcome, Fenced) for outcome in outcomes.values())
     assert database.ledger() == {-1: (0, 8)}
 
 
 def test_two_that_begin_at_once(database: Database) -> None:
-    """Stores that check and fence at the same time, where there is no table and no ledger yet, all succeed."""
     failed: list[BaseException] = []
 
     def begin(number: int) -> None:
@@ -176,7 +148,7 @@ def test_two_that_begin_at_once(database: Database) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(LIMIT_S)
     assert failed == []
     assert len(database.ledger()) == 1
     assert database.execute("SELECT count(*) FROM exactlyonce_ledger") == [(8,)]

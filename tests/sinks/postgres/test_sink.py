@@ -13,19 +13,15 @@ from exactlyonce.sinks import PostgresSink
 
 
 class Total(msgspec.Struct):
-    """A row."""
-
     customer: str
     cents: int | None
 
 
 def made(table: str = "totals", **arguments: Any) -> PostgresSink[Any]:
-    """A sink with a connection string."""
     return PostgresSink(table, **{"dsn": "env:DSN", **arguments})
 
 
 def test_a_description_without_problems() -> None:
-    """A table, a reference and a record's type are enough; an unknown type is no problem of the arguments."""
     for sink in (made(), made("shop.totals"), made("a.b", schema="c.d"), made(mode="upsert", key=("customer",))):
         assert list(sink.problems(Total)) == []
         assert list(sink.problems(UNKNOWN)) == []
@@ -55,19 +51,16 @@ def test_a_description_without_problems() -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_a_sentence(arguments: dict[str, Any], text: str) -> None:
-    """Every argument that cannot be is one sentence, in which there is no secret."""
     problems = list(made(**arguments).problems(Total))
     assert [text in problem for problem in problems] == [True], problems
     assert "secret" not in problems[0]
 
 
 def test_a_type_that_is_no_row_is_a_problem() -> None:
-    """What has no fields is told at once."""
     assert "has no fields to be columns" in next(made().problems(int))
 
 
 def test_neither_repr_nor_description_tells_where_the_database_is() -> None:
-    """The connection string is in neither; table, mode, key and the type are what the sink is."""
     sink = made(dsn="postgresql://u:secret@h/d", mode="upsert", key=("customer",))
     assert "secret" not in repr(sink) + str(sink.describe(Total))
     assert sink.describe(Total) | {"row": 0} == {
@@ -77,7 +70,6 @@ def test_neither_repr_nor_description_tells_where_the_database_is() -> None:
 
 
 def test_a_store_opens_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store is made without its variable, and is closed without ever having been open."""
     monkeypatch.delenv("DSN", raising=False)
     store = made().store(Total)
     store.close()

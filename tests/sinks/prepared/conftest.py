@@ -10,38 +10,21 @@ from typing import Any
 
 import pytest
 
-SINKS = Path(__file__).parents[1]
-ENGINES, BOUNDED = SINKS.parent / "engines", SINKS.parent / "bounded" / "folds"
-RIGS = [*(str(SINKS / store / "rig") for store in ("", "postgres", "mysql", "prepared")), str(ENGINES), str(BOUNDED)]
+HERE, TESTS = Path(__file__).parent, Path(__file__).parents[2]
+RIGS = [*map(str, (HERE / "rig", TESTS / "engines", TESTS / "bounded" / "folds"))]
 sys.path[:0] = RIGS
 
 
-@pytest.fixture(scope="session")
-def _servers() -> Iterator[dict[str, Any]]:
-    """Those that were started, by name."""
-    servers: dict[str, Any] = {}
-    yield servers
-    for each in servers.values():
-        each.remove()
-
-
 @pytest.fixture(params=["postgres", "mariadb"])
-def preparing(request: pytest.FixtureRequest, _servers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A server, empty; see `Preparing`."""
-    pytest.importorskip("psycopg")
-    pytest.importorskip("pymysql")
-    from mariadb_server import MariaDB, required
-    from postgres_server import PostgresServer
+def preparing(
+    request: pytest.FixtureRequest, database_server: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    for driver in ("psycopg", "pymysql"):
+        pytest.importorskip(driver)
     from preparing import PreparingMariaDB, PreparingPostgres
 
-    name = request.param
-    if name not in _servers:
-        if name == "mariadb":
-            required()
-        server = PostgresServer() if name == "postgres" else MariaDB()
-        server.start()
-        _servers[name] = server
-    made = {"postgres": PreparingPostgres, "mariadb": PreparingMariaDB}[name](_servers[name], monkeypatch)
+    kind = {"postgres": PreparingPostgres, "mariadb": PreparingMariaDB}[request.param]
+    made = kind(database_server(request.param), monkeypatch)
     yield made
     made.close()
 

@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from bounded import Silent
+from bounded import Silent, load_pipeline, twice
 from prepared_job import PreparedJob
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchingUp
-from exactlyonce.engines.bounded.submit import perform, settled
 from exactlyonce.engines.options import RunOptions
-from exactlyonce.pipeline.loading import Loaded, load_reference
 
 pytestmark = pytest.mark.broker
 
-_numbers = itertools.count()
-
-
-def twice(stage: str, work: Sequence[bytes]) -> list[bytes]:
-    """Every piece of work is tried again, though its first attempt came to its end."""
-    attempts = [[perform(each, f"twice-{next(_numbers)}-{attempt}") for attempt in (0, 1)] for each in work]
-    return settled(answers[-1] for answers in attempts)
-
 
 def catch_up(job: PreparedJob, folder: Path) -> None:
-    """Run to the end of the input, in this process."""
-    reference: dict[str, object] = {
-        "module": "prepared_totals",
-        "attribute": "totals",
-        "params": {"name": job.name, "store": job.preparing.name},
-        "path": str(Path(__file__).parent / "rig"),
-    }
+    loaded = load_pipeline("prepared_totals", "totals", job.name, store=job.preparing.name)
     options = RunOptions(ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers}), parallelism=2)
-    CatchingUp(Loaded(load_reference(reference), reference), options, twice, folder, Silent()).run()
+    CatchingUp(loaded, options, twice, folder, Silent()).run()
 
 
 @pytest.mark.exhaustive(matrix=True)

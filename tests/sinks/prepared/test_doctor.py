@@ -35,7 +35,6 @@ def killed_at(job: PreparedJob, folder: Path, failpoint: str, *more: str) -> Non
 
 
 def pipeline(job: PreparedJob, *more: str) -> tuple[str, ...]:
-    """How commands name it."""
     parameters = ("--param", f"name={job.name}", "--param", f"store={job.preparing.name}", *more)
     return ("prepared_totals:totals", *parameters, "--bootstrap-servers", job.kafka.bootstrap_servers)
 
@@ -54,7 +53,6 @@ def problems(job: PreparedJob) -> list[Diagnosis]:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    """What a command says, as data."""
     capsys.readouterr()
     assert main([*arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
@@ -62,8 +60,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
 
 @pytest.mark.exhaustive
 def test_what_nobody_decided(job: PreparedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each transaction that a dead run has prepared is listed, is a problem for it holds locks, and is rolled back by
-    an abort; the next run writes its rows, each once."""
+    """Transactions of a dead run are a problem, for they hold locks; an abort rolls them back."""
     killed_at(job, tmp_path, "coordinator-checked")
     prepared = job.preparing.listed()
     assert prepared
@@ -81,8 +78,7 @@ def test_what_nobody_decided(job: PreparedJob, tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.exhaustive
 def test_what_is_decided(job: PreparedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a checkpoint has decided for Kafka and a store is refused to an abort, and to a commit that knows the
-    pipeline by name alone; it is committed to both by one that knows the module, and comes once."""
+    """It is refused to an abort, and to a commit that knows the pipeline by its name alone."""
     killed_at(job, tmp_path, "coordinator-decided")
     prepared = job.preparing.listed()
     listed = [each for each in said(capsys, "transactions", "list", *pipeline(job)) if each["kind"] == "prepared"]
@@ -108,8 +104,7 @@ def test_what_is_decided(job: PreparedJob, tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.exhaustive
 def test_rows_that_wait(job: PreparedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows in the checkpoint topic that nobody decided are listed, and an abort of them is refused, for they hold
-    nobody back; decided ones are listed with what the ledger has, which a commit brings up to them."""
+    """Undecided rows hold nobody back, so an abort is refused; a commit brings the ledger up to decided ones."""
     before_ms = SystemClock().now_ms()
     killed_at(job, tmp_path, "coordinator-checked", *WRITE_AHEAD)
     module, *options = pipeline(job, *WRITE_AHEAD)

@@ -33,7 +33,6 @@ def killed_before_a_commit(folder: Path) -> dict[str, str]:
 @pytest.mark.exhaustive(matrix=True, in_all=["postgres-store-entering"])
 @pytest.mark.parametrize("name", PLACES)
 def test_kills(name: str, job: PreparedJob, tmp_path: Path) -> None:
-    """Table and topics agree though a process was killed at the step, for the second time it came there."""
     fired = tmp_path / "fired"
     fired.mkdir()
     armed = f"{name}=kill@{1 if name in ONCE else 2}"
@@ -71,7 +70,6 @@ def test_the_store_is_killed(job: PreparedJob) -> None:
 
 @pytest.mark.exhaustive(matrix=True)
 def test_the_store_is_killed_and_the_pipeline_too(job: PreparedJob, tmp_path: Path) -> None:
-    """A decided checkpoint is committed by the next run, after both have died."""
     assert job.run("--parallelism", "2", env=killed_before_a_commit(tmp_path)).wait() == -9
     job.preparing.kill()
     assert job.preparing.listed()
@@ -96,7 +94,6 @@ def test_an_aborted_checkpoint(job: PreparedJob, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive(matrix=True)
 def test_somebody_rolls_back_what_was_decided(job: PreparedJob, tmp_path: Path) -> None:
-    """It halts with the choices; a run that accepts the loss goes on without these rows alone."""
     assert job.run(env=killed_before_a_commit(tmp_path)).wait() == -9
     name, *_ = job.preparing.listed()
     job.preparing.by_hand(name, commit=False)
@@ -116,7 +113,6 @@ def test_somebody_rolls_back_what_was_decided(job: PreparedJob, tmp_path: Path) 
 
 @pytest.mark.exhaustive(matrix=True)
 def test_from_one_way_to_commit_to_the_other(job: PreparedJob) -> None:
-    """A pipeline that has ended cleanly goes on with the other way, and back: the ledger is one."""
     for commit in ("write_ahead", "", "write_ahead", ""):
         job.finish("--param", f"commit={commit}")
         job.feed(500)
@@ -127,7 +123,6 @@ def test_from_one_way_to_commit_to_the_other(job: PreparedJob) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("seed", range(2))
 def test_incarnations_that_crash_at_random(job: PreparedJob, seed: int) -> None:
-    """However many do, at whatever moment, rows come once, and nothing stays prepared."""
     chance = random.Random(seed)
     for incarnation in range(15):
         running: Any = job.run("--parallelism", str(chance.choice((1, 2, 3))))

@@ -17,7 +17,6 @@ def name(owner: str) -> TransactionName:
 
 
 def test_names_are_parsed_as_they_are_written() -> None:
-    """A name is what its text says."""
     made = name(owner_of("totals", "out", "public", 100))
     assert TransactionName.parse(str(made)) == made
     assert made.written_in == (LARGEST, 2**31 - 1)
@@ -29,7 +28,6 @@ def test_names_are_parsed_as_they_are_written() -> None:
      "xeo:totals.out~00112233aabbccdd:0:1:1.0:ab", "eo:totals.out~00112233aabbccdd:0:1:1:ab"],
 )  # fmt: skip
 def test_what_is_no_name_of_ours(text: str) -> None:
-    """It is not touched."""
     assert TransactionName.parse(text) is None
 
 
@@ -41,7 +39,6 @@ def test_the_longest_names_fit() -> None:
 
 
 def test_owners_are_told_apart() -> None:
-    """By pipeline, sink and place, also where the readable part is the same."""
     of = [("p", "s", "x"), ("p", "s", "y"), ("p", "t", "x"), ("q", "s", "x"), ("p.s", "", "x"), (LONG, "s", "x"),
           (LONG + "2", "s", "x")]  # fmt: skip
     assert len({owner_of(*each, 40) for each in of}) == len(of)

@@ -21,7 +21,6 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 
 def test_rows_become_visible_when_they_are_committed(preparing: Preparing) -> None:
-    """Not while they are written, nor once they are prepared; after the commit the ledger alone has a trace of it."""
     committer, writer = preparing.committer(1), preparing.writer(1)
     committable = preparing.prepare(writer, 1, "ann", "bob")
     assert (committable.kind, committable.records) == ("prepared", 2)
@@ -34,7 +33,6 @@ def test_rows_become_visible_when_they_are_committed(preparing: Preparing) -> No
 
 
 def test_a_commit_that_is_asked_again(preparing: Preparing) -> None:
-    """It says that it had been done, from any process."""
     committer, writer = preparing.committer(1), preparing.writer(1)
     committable = preparing.prepare(writer, 1, "ann")
     assert committer.commit(committable, 1, ORIGIN)
@@ -44,7 +42,6 @@ def test_a_commit_that_is_asked_again(preparing: Preparing) -> None:
 
 
 def test_several_intervals_wait_at_once(preparing: Preparing) -> None:
-    """Neither rows nor ledger of what is prepared keep the next intervals, or other subtasks, from being prepared."""
     committer, writers = preparing.committer(1), [preparing.writer(1, subtask=subtask) for subtask in range(2)]
     waiting = [
         preparing.prepare(writers[subtask], number, f"{number}-{subtask}", previous=number - 1)
@@ -58,7 +55,6 @@ def test_several_intervals_wait_at_once(preparing: Preparing) -> None:
 
 
 def test_an_interval_without_rows(preparing: Preparing) -> None:
-    """It has no transaction."""
     writer = preparing.writer(1)
     writer.barrier(1)
     flushed = writer.take_flushed(1)
@@ -67,7 +63,6 @@ def test_an_interval_without_rows(preparing: Preparing) -> None:
 
 
 def test_rows_after_a_barrier_belong_to_the_next_interval(preparing: Preparing) -> None:
-    """What is written before the transaction of the last interval is prepared waits for the next one."""
     committer, writer = preparing.committer(1), preparing.writer(1)
     preparing.write(writer, "ann")
     writer.barrier(1)
@@ -84,7 +79,6 @@ def test_rows_after_a_barrier_belong_to_the_next_interval(preparing: Preparing) 
 @pytest.mark.parametrize("statement", ["commit", "enter"])
 @pytest.mark.parametrize("fate", [Fate.ANSWER_LOST, Fate.NEVER])
 def test_an_answer_that_is_lost(preparing: Preparing, statement: str, fate: Fate) -> None:
-    """Whether the commit, or its entry in the ledger, has happened is looked up: the next one says what is true."""
     proxy = preparing.proxy()
     preparing.use(proxy.port)
     committer = preparing.committer(1)
@@ -103,7 +97,6 @@ def test_an_answer_that_is_lost(preparing: Preparing, statement: str, fate: Fate
 
 
 def test_a_commit_that_lands_late(preparing: Preparing) -> None:
-    """The next incarnation commits it; the late one finds nothing, and changes nothing."""
     proxy = preparing.proxy()
     preparing.use(proxy.port)
     old = preparing.committer(1)
@@ -123,7 +116,6 @@ def test_a_commit_that_lands_late(preparing: Preparing) -> None:
 
 
 def test_a_prepare_whose_answer_is_lost(preparing: Preparing) -> None:
-    """The writer fails, nobody names the transaction, and the next attempt's start rolls it back."""
     committer, proxy = preparing.committer(1), preparing.proxy()
     preparing.use(proxy.port)
     writer = preparing.writer(1)
@@ -139,7 +131,6 @@ def test_a_prepare_whose_answer_is_lost(preparing: Preparing) -> None:
 
 
 def test_a_zombie_that_prepares_late(preparing: Preparing) -> None:
-    """It does not wait in the way of newer attempts, and is rolled back with the next commit, or the next start."""
     committer, zombie = preparing.committer(1), preparing.writer(1)
     preparing.write(zombie, "zombie")
     committer.clean(1, 1)
@@ -155,7 +146,6 @@ def test_a_zombie_that_prepares_late(preparing: Preparing) -> None:
 
 
 def test_what_is_prepared_for_others_stays(preparing: Preparing) -> None:
-    """A clean-up ends transactions of its own sink alone, and none once a newer incarnation or life has taken over."""
     zombie = preparing.committer(5)
     preparing.committer_that_fenced(6)
     mine = preparing.prepare(preparing.writer(1), 1, "ann")
@@ -178,7 +168,6 @@ def test_a_pipeline_that_was_reset(preparing: Preparing) -> None:
 
 
 def test_a_zombie_committer(preparing: Preparing) -> None:
-    """It is fenced, as soon as a newer incarnation has written the ledger."""
     old = preparing.committer(1)
     committable = preparing.prepare(preparing.writer(1), 1, "ann")
     preparing.committer_that_fenced(2)
@@ -191,7 +180,6 @@ def test_a_zombie_committer(preparing: Preparing) -> None:
 
 
 def test_somebody_rolls_back_what_was_decided(preparing: Preparing) -> None:
-    """It is lost, which is said, with the name; a run that accepts the loss goes on behind it."""
     committer, writer = preparing.committer(1), preparing.writer(1)
     lost, kept = preparing.prepare(writer, 1, "ann"), preparing.prepare(writer, 2, "bob", previous=1)
     preparing.by_hand(lost.body.decode(), commit=False)
@@ -205,7 +193,6 @@ def test_somebody_rolls_back_what_was_decided(preparing: Preparing) -> None:
 
 
 def test_somebody_commits_what_was_decided(preparing: Preparing) -> None:
-    """It is found committed, and entered in the ledger."""
     committer, writer = preparing.committer(1), preparing.writer(1)
     committable = preparing.prepare(writer, 1, "ann")
     preparing.by_hand(committable.body.decode(), commit=True)
@@ -224,7 +211,6 @@ def test_somebody_commits_the_next_interval_too_early(preparing: Preparing) -> N
 
 
 def test_somebody_commits_what_was_never_decided(preparing: Preparing) -> None:
-    """Its rows come again, so it is said which transaction it was, until its row is deleted."""
     preparing.committer(1)
     committable = preparing.prepare(preparing.writer(1), 1, "ann")
     name = committable.body.decode()
@@ -237,7 +223,6 @@ def test_somebody_commits_what_was_never_decided(preparing: Preparing) -> None:
 
 
 def test_a_loss_that_is_accepted_of_what_is_there(preparing: Preparing) -> None:
-    """What was given up is entered, and rolled back at the start that gives it up."""
     preparing.committer(1)
     committable = preparing.prepare(preparing.writer(1), 1, "ann")
     new = preparing.committer_that_fenced(2)
@@ -247,12 +232,11 @@ def test_a_loss_that_is_accepted_of_what_is_there(preparing: Preparing) -> None:
 
 
 def test_the_server_is_killed_with_prepared_transactions(preparing: Preparing) -> None:
-    """They survive, and are committed, or rolled back, as if nothing had been; what was open is gone."""
     committer, writer, other = preparing.committer(1), preparing.writer(1), preparing.writer(1, attempt=0, subtask=1)
     first, second = preparing.prepare(writer, 1, "ann"), preparing.prepare(writer, 2, "bob", previous=1)
     preparing.write(other, "open")
     other._send()
-    other.poll(1)
+    assert other.poll(LIMIT_S), "the server has the row"
     preparing.kill()
     assert preparing.listed() == [first.body.decode(), second.body.decode()]
     with pytest.raises(SinkFailed):
@@ -265,9 +249,8 @@ def test_the_server_is_killed_with_prepared_transactions(preparing: Preparing) -
         committer.commit(second, 1, ORIGIN)
 
 
-@pytest.mark.exhaustive(matrix=True, but=["mariadb"])
+@pytest.mark.exhaustive(matrix=True, in_all=["mariadb"])
 def test_fifty_incarnations_that_crash(preparing: Preparing) -> None:
-    """Whatever each has prepared, and nobody decided, is gone after the next one's start."""
     for incarnation in range(1, 51):
         committer = preparing.committer(incarnation)
         assert preparing.listed() == []
@@ -282,7 +265,6 @@ def test_fifty_incarnations_that_crash(preparing: Preparing) -> None:
 
 
 def test_rows_that_the_table_refuses(preparing: Preparing) -> None:
-    """It ends the run with what the server says, and nothing stays prepared."""
     preparing.committer(1)
     writer = preparing.writer(1)
     preparing.sql("ALTER TABLE totals ADD CONSTRAINT positive CHECK (cents > 1)")
@@ -301,7 +283,6 @@ def test_rows_that_the_table_refuses(preparing: Preparing) -> None:
     ],
 )
 def test_what_does_not_go_with_it(preparing: Preparing, more: dict[str, Any], said: str) -> None:
-    """Each is refused with its reason before anything is opened."""
     (problem,) = preparing.sink(**more).problems(Total)
     assert said in problem
 
@@ -345,14 +326,13 @@ def test_an_open_transaction_that_is_lost(preparing: Preparing) -> None:
 
 
 def test_a_writer_that_has_too_much_to_write(preparing: Preparing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks for a pause, until the store has taken enough."""
     monkeypatch.setattr("exactlyonce.sinks.prepared.writer.BACKLOG_BYTES_MAX", 1 << 20)
     committer, writer = preparing.committer(1), preparing.writer(1)
     rows = 0
-    while not writer.full:
+    while writer.room:
         preparing.write(writer, *(f"{rows + number:010}" for number in range(20_000)))
         rows += 20_000
-    while writer.full:
+    while not writer.room:
         writer.poll(LIMIT_S)
     assert committer.commit(preparing.prepare(writer, 1), 1, ORIGIN)
     assert len(preparing.rows()) == rows

@@ -19,7 +19,6 @@ from exactlyonce.sinks.writer import SinkFailed
 
 @pytest.fixture
 def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[PreparingPostgres]:
-    """A PostgreSQL that prepares as many transactions as the test's parameter says."""
     server = PostgresServer(request.param)
     server.start()
     try:
@@ -32,7 +31,6 @@ def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.mark.parametrize("few", [0], indirect=True)
 def test_a_server_that_prepares_nothing(few: PreparingPostgres) -> None:
-    """It is refused at the start, with what to set."""
     with pytest.raises(StoreError, match="ALTER SYSTEM SET max_prepared_transactions = 100 and restart the server"):
         few.store().check()
 
@@ -40,7 +38,6 @@ def test_a_server_that_prepares_nothing(few: PreparingPostgres) -> None:
 @pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("few", [1], indirect=True)
 def test_a_server_that_prepares_too_few(few: PreparingPostgres) -> None:
-    """The job restarts, with the server's words; once what waits is committed there is room."""
     committer, writer = few.committer(1), few.writer(1)
     first = few.prepare(writer, 1, "ann")
     with pytest.raises(SinkFailed, match="maximum number of prepared transactions reached"):
@@ -54,7 +51,6 @@ of_mariadb = pytest.mark.parametrize("preparing", ["mariadb"], indirect=True)
 
 @pytest.fixture
 def mariadb(preparing: Preparing) -> PreparingMariaDB:
-    """MariaDB alone."""
     assert isinstance(preparing, PreparingMariaDB)
     return preparing
 
@@ -79,7 +75,6 @@ def test_a_connection_that_holds_what_it_has_prepared(
 
 @of_mariadb
 def test_a_zombie_that_holds_what_it_has_prepared(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next start ends it, and rolls it back."""
     mariadb.committer(1)
     writer = mariadb.writer(1)
     stays_connected(writer, monkeypatch)
@@ -90,7 +85,6 @@ def test_a_zombie_that_holds_what_it_has_prepared(mariadb: PreparingMariaDB, mon
 
 @of_mariadb
 def test_an_owner_that_cannot_be_ended(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not taken for lost: the leader waits and asks again."""
     committer, writer = mariadb.committer(1), mariadb.writer(1)
     stays_connected(writer, monkeypatch)
     committable = mariadb.prepare(writer, 1, "ann")
@@ -111,7 +105,6 @@ def test_an_older_server(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPa
 
 @of_mariadb
 def test_rights(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who may not delete what was entered is told the GRANT; with it, all that is needed is there."""
     mariadb.committer(1)
     user = "clerk@'%%'"
     mariadb.server.sql(f"CREATE OR REPLACE USER {user} IDENTIFIED BY %s", ("secret",))

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "serving"))
-
 from redis_server import RedisServer, skip_without_a_server
 
 
-@pytest.fixture(scope="session")
-def _shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    skip_without_a_server()
-    server = RedisServer(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.kill()
-
-
 @pytest.fixture
-def server(_shared_redis: RedisServer) -> RedisServer:
+def server(database_server: Callable[[str], RedisServer]) -> RedisServer:
     """One for all tests, empty; a test leaves it as it is configured."""
-    _shared_redis.client.flushall()
-    _shared_redis.client.script_flush()
-    return _shared_redis
+    server = database_server("redis")
+    server.client.flushall()
+    server.client.script_flush()
+    return server
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ ann, bob = Total("ann", 1), Total("bob", 2, "often")
 
 
 def test_strings_are_set_with_their_ledger(server: RedisServer) -> None:
-    """The values are JSON under their keys; the ledger names the checkpoint and who applied it."""
     store = begun(store_of(server.url))
     assert store.fence("shop", "totals", 1, "t") == {}
     assert store.apply(chunks_of(store, [ann, bob]), entry(7, 0))
@@ -32,7 +31,6 @@ def test_strings_are_set_with_their_ledger(server: RedisServer) -> None:
 
 
 def test_of_a_key_the_last_row_counts(server: RedisServer) -> None:
-    """Rows of one key are applied in their order, deletions among them."""
     store = begun(store_of(server.url, Record[int], key=None))
     rows = [("a", 1), ("a", 2), ("b", 3), ("b", None), ("c", None), ("c", 4), ("d", None)]
     server.client.set("d", "old")
@@ -41,7 +39,6 @@ def test_of_a_key_the_last_row_counts(server: RedisServer) -> None:
 
 
 def test_hashes_get_the_fields_of_records(server: RedisServer) -> None:
-    """None deletes a field, None as the record the key; what is not named stays."""
     server.client.hset("total:ann", mapping={"note": "old", "other": "stays"})
     server.client.hset("total:eve", mapping={"sum": "3"})
     store = begun(store_of(server.url, Record[Total], kind="hash", key=lambda record: f"total:{record.key}"))
@@ -58,7 +55,6 @@ def test_hashes_get_the_fields_of_records(server: RedisServer) -> None:
 
 
 def test_a_hash_may_have_more_fields_than_lua_has_room_for(server: RedisServer) -> None:
-    """Ten thousand are set, and deleted, in slices of one step."""
     store = begun(store_of(server.url, dict[str, int | None], kind="hash", key=lambda _: "wide"))
     many: dict[str, int | None] = {f"field-{number}": number for number in range(10_001)}
     assert store.apply(chunks_of(store, [many]), entry(1))
@@ -68,7 +64,6 @@ def test_a_hash_may_have_more_fields_than_lua_has_room_for(server: RedisServer) 
 
 
 def test_streams_get_an_entry_for_each_record(server: RedisServer) -> None:
-    """In order; fields that are None are left out; about maxlen of them stay."""
     store = begun(store_of(server.url, kind="stream", key=lambda _: "totals", maxlen=100))
     assert store.apply(chunks_of(store, [ann, bob]), entry(1))
     assert [fields for _, fields in server.client.xrange("totals")] == [
@@ -80,7 +75,6 @@ def test_streams_get_an_entry_for_each_record(server: RedisServer) -> None:
 
 
 def test_a_stream_with_a_codec_has_one_field(server: RedisServer) -> None:
-    """It is called value."""
     store = begun(store_of(server.url, kind="stream", value=AvroCodec(Total), key=lambda _: "totals"))
     store.apply(chunks_of(store, [ann]), entry(1))
     client: Any = redis.Redis(port=server.port)
@@ -89,25 +83,15 @@ def test_a_stream_with_a_codec_has_one_field(server: RedisServer) -> None:
 
 
 def test_an_entry_may_have_three_thousand_fields(server: RedisServer) -> None:
-    """As many as the encoder takes, the server takes."""
     store = begun(store_of(server.url, dict[str, int], kind="stream", key=lambda _: "wide", maxlen=10))
     many = {f"field-{number}": number for number in range(ENTRY_FIELDS_MAX)}
     assert store.apply(chunks_of(store, [many]), entry(1))
     assert len(server.client.xrange("wide")[0][1]) == ENTRY_FIELDS_MAX
 
 
-def test_a_committable_without_rows_is_in_the_ledger(server: RedisServer) -> None:
-    """Its checkpoint is applied, and nothing else changes."""
-    store = begun(store_of(server.url))
-    assert store.apply([], entry(1))
-    assert not store.apply([], entry(1))
-    assert server.client.keys() == [LEDGER]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part_rows", [1, 7, 10, 1_000])
 def test_parts_make_a_whole(server: RedisServer, kind: Any, part_rows: int) -> None:
-    """However a committable is divided, every row is written once, in order."""
     key = (lambda _: "stream") if kind == "stream" else key_of
     store = begun(store_of(server.url, kind=kind, key=key, part_rows=part_rows))
     assert store.apply(chunks_of(store, totals(70), 9), entry(1))
@@ -122,7 +106,6 @@ def test_parts_make_a_whole(server: RedisServer, kind: Any, part_rows: int) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_type_under_a_key_is_found_before_anything_is_written(server: RedisServer, kind: Any) -> None:
-    """Of hashes and streams nothing is written, and the key is named; SET replaces whatever there is."""
     server.client.rpush("total:bob", "a list")
     store = begun(store_of(server.url, kind=kind))
     if kind == "string":
@@ -136,7 +119,6 @@ def test_another_type_under_a_key_is_found_before_anything_is_written(server: Re
 
 
 def test_a_stream_that_is_full_is_found_before_anything_is_written(server: RedisServer) -> None:
-    """An id is the last that there can be: the other streams of the part get nothing either."""
     server.client.xadd("total:bob", {"a": "1"}, id="18446744073709551615-18446744073709551615")
     store = begun(store_of(server.url, kind="stream"))
     with pytest.raises(StoreError, match="'total:bob' whose last id is the last there can be"):
@@ -146,7 +128,6 @@ def test_a_stream_that_is_full_is_found_before_anything_is_written(server: Redis
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_writing_without_a_ledger_doubles(server: RedisServer, kind: Any) -> None:
-    """`write`, for weaker deliveries, writes all rows each time, and makes no ledger."""
     store = store_of(server.url, kind=kind, part_rows=2, delivery="at_least_once")
     for _ in range(2):
         store.write(chunks_of(store, [ann, bob, Total("eve", 3)], 2))
@@ -157,8 +138,6 @@ def test_writing_without_a_ledger_doubles(server: RedisServer, kind: Any) -> Non
 
 
 def test_a_part_is_seen_whole_or_not_at_all(server: RedisServer) -> None:
-    """A reader that asks again and again meets no checkpoint of which some rows are there and some are not."""
-
     store = begun(store_of(server.url, dict[str, int], kind="hash", key=lambda row: f"row:{row['n']}"))
     over, seen = Event(), list[set[str]]()
 
@@ -182,7 +161,6 @@ def test_a_part_is_seen_whole_or_not_at_all(server: RedisServer) -> None:
 
 
 def test_bytes_come_as_they_are(server: RedisServer) -> None:
-    """Keys, values and fields may be any bytes, also none."""
     every = bytes(range(256)) + b"\r\n$1\r\n"
     store = begun(store_of(server.url, bytes, key=lambda value: value[::-1]))
     assert store.apply(chunks_of(store, [every, b""]), entry(1))

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from redis_rows import Total, begun, chunks_of, entry, store_of
 from redis_server import RedisServer, skip_without_a_server
+from waiting import until
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.redis.store import RedisStore
+from exactlyonce.testing.cluster import LIMIT_S
 
 Own = Callable[..., RedisServer]
 SLOTS = 16384
@@ -21,20 +23,16 @@ def tagged(server: RedisServer) -> RedisStore:
 
 
 def gather(*servers: RedisServer) -> None:
-    """Make a cluster of them, each with a share of the slots."""
     share = SLOTS // len(servers)
     for number, server in enumerate(servers):
         server.client.execute_command("CLUSTER", "ADDSLOTSRANGE", number * share, (number + 1) * share - 1)
         server.client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         server.client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port, servers[0].bus_port)
-    for server in servers:
-        while "cluster_state:ok" not in str(server.client.execute_command("CLUSTER", "INFO")):
-            pass
+    until(lambda: all("cluster_state:ok" in str(each.client.execute_command("CLUSTER", "INFO")) for each in servers))
 
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """A cluster of one server."""
     skip_without_a_server()
     server = RedisServer(tmp_path_factory.mktemp("cluster"), **{"cluster-enabled": "yes"})
     gather(server)
@@ -43,13 +41,11 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 
 
 def test_a_cluster_asks_for_a_hash_tag(node: RedisServer) -> None:
-    """The check says how to give one."""
     with pytest.raises(StoreError, match=r'hash_tag="totals", and let key= begin every key with \{totals\}'):
         store_of(node.url).check()
 
 
 def test_keys_without_the_tag_are_refused_when_they_are_encoded(node: RedisServer) -> None:
-    """The key is named, and how it has to begin."""
     store = store_of(node.url, hash_tag="shop")
     store.check()
     with pytest.raises(ValueError, match=r"key: b'total:ann' has not the hash tag \{shop\}.*begin it with \{shop\}"):
@@ -57,7 +53,6 @@ def test_keys_without_the_tag_are_refused_when_they_are_encoded(node: RedisServe
 
 
 def test_rows_and_ledger_lie_in_one_slot(node: RedisServer) -> None:
-    """A part of several keys is written in one step."""
     store = tagged(node)
     store.check()
     store.fence("shop", "totals", 1, "t")
@@ -68,7 +63,6 @@ def test_rows_and_ledger_lie_in_one_slot(node: RedisServer) -> None:
 
 
 def test_the_slot_is_found_on_another_server(own_server: Own) -> None:
-    """The address may be that of any server of the cluster, and the slot may move."""
     servers = [own_server(cluster_enabled="yes") for _ in range(2)]
     gather(*servers)
     stores = [tagged(server) for server in servers]
@@ -81,7 +75,6 @@ def test_the_slot_is_found_on_another_server(own_server: Own) -> None:
 
 
 def test_a_slot_on_its_way_is_waited_for(own_server: Own) -> None:
-    """While some of the keys are here and some are not, nothing is written."""
     servers = [own_server(cluster_enabled="yes") for _ in range(2)]
     gather(*servers)
     slot = servers[0].client.execute_command("CLUSTER", "KEYSLOT", LEDGER)
@@ -96,7 +89,8 @@ def test_a_slot_on_its_way_is_waited_for(own_server: Own) -> None:
     with pytest.raises(StoreUnavailable, match="the slot of the keys is on its way"):
         store.apply(rows, entry(2))
     assert source.client.xlen("{shop}:ann") == 1
-    source.client.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", LEDGER, "{shop}:ann")
+    to = ("127.0.0.1", target.port, "", 0, LIMIT_S * 1000)
+    source.client.execute_command("MIGRATE", *to, "KEYS", LEDGER, "{shop}:ann")
     for server in (target, source):
         server.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target.port])
     assert store.apply(rows, entry(2))

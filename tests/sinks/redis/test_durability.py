@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from redis_rows import LEDGER, begun, chunks_of, entry, hasty, store_of, totals
+from redis_rows import LEDGER, begun, chunks_of, entry, store_of, totals
 from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import StoreUnavailable
@@ -16,7 +16,6 @@ Own = Callable[..., RedisServer]
 
 
 def test_rows_and_ledger_are_one_transaction_of_the_log(own_server: Own) -> None:
-    """Between MULTI and EXEC."""
     server = own_server()
     store = begun(store_of(server.url))
     store.apply(chunks_of(store, totals(3)), entry(1))
@@ -58,7 +57,6 @@ def test_what_was_answered_is_there_after_a_kill(own_server: Own) -> None:
 
 
 def test_an_answer_waits_for_the_disk(own_server: Own) -> None:
-    """Where the server has WAITAOF: fence, apply, and the finding that all is applied wait for it."""
     server = own_server(appendfsync="everysec")
     if not server.has_waitaof:
         pytest.skip("this server is older than 7.2, and has no WAITAOF")
@@ -74,7 +72,6 @@ def test_an_answer_waits_for_the_disk(own_server: Own) -> None:
 
 
 def test_a_server_that_cannot_tell_is_asked_once(own_server: Own) -> None:
-    """Before 7.2 there is no WAITAOF; without durable= it is not even asked."""
     server = own_server(appendfsync="everysec")
     if server.has_waitaof:
         pytest.skip("this server is of 7.2 or newer, and has WAITAOF")
@@ -96,11 +93,12 @@ def _errors(client: Any) -> dict[str, int]:
 
 
 def test_a_disk_that_is_never_reached_is_no_answer(own_server: Own) -> None:
-    """appendfsync was changed to no during the run: it is said to be unavailable, and why."""
-    server = own_server(appendfsync="no")
+    server = own_server()
     if not server.has_waitaof:
         pytest.skip("this server is older than 7.2, and has no WAITAOF")
-    store = begun(hasty(store_of(server.url), 0.5))
+    store = begun(store_of(server.url))
+    store._timeout_s = 0.5
+    server.client.config_set("appendfsync", "no")
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match=r"not brought what was written onto its disk .* appendfsync is no"):
             store.apply(chunks_of(store, totals(3)), entry(1))
@@ -109,7 +107,6 @@ def test_a_disk_that_is_never_reached_is_no_answer(own_server: Own) -> None:
 
 
 def test_a_server_that_forgets_all_is_found(own_server: Own) -> None:
-    """Without a log it comes up empty: the next apply is refused, and the next fence reads an empty ledger."""
     server = own_server(appendonly="no")
     store = begun(store_of(server.url, durable=False))
     store.fence("shop", "totals", 1, "t")

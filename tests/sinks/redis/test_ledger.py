@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from redis_rows import LEDGER, Total, begun, chunks_of, entry, hasty, store_of, totals
+from redis_rows import LEDGER, Total, begun, chunks_of, entry, limit, store_of, totals
 from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks.redis.store import RedisStore
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind
+from exactlyonce.sinks.write_ahead.store import LedgerBehind
 
 
 def a_stream(server: RedisServer, **options: Any) -> RedisStore:
@@ -25,34 +25,34 @@ def sums(server: RedisServer) -> list[int]:
 
 
 def test_an_answer_that_is_lost_and_lands_late(server: RedisServer) -> None:
-    """The server is paused with the request in its hands: it is applied once, by whichever request comes first."""
-    store = hasty(a_stream(server), 0.3)
-    store.fence("shop", "totals", 1, "t")
+    store = a_stream(server)
+    assert store.apply([], entry(1)), "the server knows the script"
     chunks = chunks_of(store, totals(10))
     server.pause()
+    limit(store, 0.3)
     for _ in range(2):
         with pytest.raises(StoreUnavailable, match="Timeout"):
-            store.apply(chunks, entry(1))
-    server.resume()
-    a_stream(server).apply(chunks, entry(1))
-    assert not a_stream(server).apply(chunks, entry(1))
+            store.apply(chunks, entry(2))
+    server.go_on()
+    a_stream(server).apply(chunks, entry(2))
+    assert not a_stream(server).apply(chunks, entry(2))
     assert sums(server) == list(range(10))
 
 
 def test_a_part_that_lands_late_changes_nothing(server: RedisServer) -> None:
-    """A retry finds what parts there are, also those that come to be there while it goes on."""
-    store = hasty(a_stream(server, part_rows=3), 0.3)
+    store = a_stream(server, part_rows=3)
     chunks = chunks_of(store, totals(10), 2)
 
     def paused_on_the_way() -> Iterator[bytes]:
         for number, chunk in enumerate(chunks):
             if number == 3:
                 server.pause()
+                limit(store, 0.3)
             yield chunk
 
     with pytest.raises(StoreUnavailable):
         store.apply(paused_on_the_way(), entry(1))
-    server.resume()
+    server.go_on()
     assert len(sums(server)) in (3, 6)
     assert server.client.hget(LEDGER, "0:checkpoint") is None
     other_size = a_stream(server, part_rows=4)
@@ -62,7 +62,6 @@ def test_a_part_that_lands_late_changes_nothing(server: RedisServer) -> None:
 
 
 def test_another_applies_parts_meanwhile(server: RedisServer) -> None:
-    """Two processes of one incarnation apply one committable at a time: each row comes once."""
     first, second = a_stream(server, part_rows=2), a_stream(server, part_rows=3)
     chunks = chunks_of(first, totals(9), 1)
 
@@ -77,7 +76,6 @@ def test_another_applies_parts_meanwhile(server: RedisServer) -> None:
 
 
 def test_a_zombie_of_an_older_incarnation_is_fenced(server: RedisServer) -> None:
-    """It applies nothing, between two parts neither, and cannot fence; what is fenced changes nothing."""
     zombie, newer = a_stream(server, part_rows=2), a_stream(server)
     zombie.fence("shop", "totals", 1, "t")
 
@@ -99,58 +97,6 @@ def test_a_zombie_of_an_older_incarnation_is_fenced(server: RedisServer) -> None
     assert sums(server) == list(range(7))
 
 
-def test_a_zombie_with_an_older_checkpoint_changes_nothing(server: RedisServer) -> None:
-    """What it applies has been applied."""
-    store = a_stream(server)
-    old = chunks_of(store, totals(3))
-    assert store.apply(old, entry(1))
-    assert store.apply(chunks_of(store, totals(2)), entry(2))
-    assert not a_stream(server).apply(old, entry(1))
-    assert sums(server) == [0, 1, 2, 0, 1]
-
-
-def test_subtasks_and_pipelines_do_not_disturb_each_other(server: RedisServer) -> None:
-    """Committables of one checkpoint, of other subtasks, sinks and pipelines, are all applied; each has its place."""
-    store = a_stream(server)
-    store.fence("shop", "more", 1, "t")
-    store.fence("shop2", "totals", 1, "t")
-    others: list[dict[str, Any]] = [{"subtask": 0}, {"subtask": 1}, {"sink": "more"}, {"pipeline": "shop2"}]
-    for other in others:
-        assert store.apply(chunks_of(store, totals(1)), entry(1, **other))
-        assert not store.apply(chunks_of(store, totals(1)), entry(1, **other))
-    assert len(sums(server)) == 4
-    assert store.fence("shop", "totals", 5, "t") == {0: 1, 1: 1}
-    assert store.fence("shop2", "totals", 2, "t") == {0: 1}
-
-
-def test_rows_of_subtasks_that_are_gone_stay(server: RedisServer) -> None:
-    """Rescaling takes nothing out of the ledger."""
-    store = a_stream(server)
-    for subtask in range(12):
-        store.apply([], entry(3, 0, subtask=subtask))
-    store.apply([], entry(4, subtask=0))
-    assert store.fence("shop", "totals", 2, "t") == {0: 4, **dict.fromkeys(range(1, 12), 3)}
-
-
-def test_a_ledger_that_went_back_is_found(server: RedisServer) -> None:
-    """It is read by the next fence, and refuses what would leave out a checkpoint."""
-    store = a_stream(server)
-    store.fence("shop", "totals", 1, "t")
-    store.apply(chunks_of(store, totals(1)), entry(1))
-    backup = server.client.dump(LEDGER)
-    store.apply(chunks_of(store, totals(1)), entry(2))
-    server.client.restore(LEDGER, 0, backup, replace=True)
-    with pytest.raises(LedgerBehind, match=r"^1$"):
-        store.apply(chunks_of(store, totals(1)), entry(3))
-    assert len(sums(server)) == 2
-    assert store.fence("shop", "totals", 2, "t") == {0: 1}
-    server.client.delete(LEDGER)
-    for previous in (0, 2):
-        with pytest.raises(ForeignLedger, match=r"^$"):
-            store.apply(chunks_of(store, totals(1)), entry(3, previous))
-    assert len(sums(server)) == 2
-
-
 def test_a_ledger_that_went_back_into_a_checkpoint_is_found(server: RedisServer) -> None:
     """One that has a part of an older checkpoint takes no newer one, whatever is said to be before."""
     store = a_stream(server)
@@ -160,7 +106,6 @@ def test_a_ledger_that_went_back_into_a_checkpoint_is_found(server: RedisServer)
 
 
 def test_parts_that_are_gone_are_applied_again(server: RedisServer) -> None:
-    """A server that loses a part between two goes on behind what it has, at the next attempt."""
     store = a_stream(server, part_rows=2)
     chunks = chunks_of(store, totals(8), 1)
 
@@ -177,18 +122,7 @@ def test_parts_that_are_gone_are_applied_again(server: RedisServer) -> None:
     assert sums(server) == list(range(8))
 
 
-def test_the_ledger_of_another_checkpoint_topic_is_foreign(server: RedisServer) -> None:
-    """It is told by its id, also where its incarnations are newer, and nothing changes."""
-    store = a_stream(server)
-    store.fence("shop", "totals", 7, "t")
-    before = server.client.hgetall(LEDGER)
-    with pytest.raises(ForeignLedger, match=r"^t$"):
-        store.fence("shop", "totals", 1, "topic-2")
-    assert server.client.hgetall(LEDGER) == before
-
-
 def test_a_connection_that_was_lost_is_made_again(server: RedisServer) -> None:
-    """The next request goes over a new one, also after a restart of the server; forgotten scripts are sent again."""
     store = a_stream(server)
     store.apply(chunks_of(store, totals(1)), entry(1))
     server.client.client_kill_filter(_type="normal", skipme=True)
@@ -203,8 +137,6 @@ def test_a_connection_that_was_lost_is_made_again(server: RedisServer) -> None:
 
 
 def test_an_answer_that_was_not_read_is_taken_for_no_other(server: RedisServer) -> None:
-    """Whoever is interrupted while it waits asks again over another connection."""
-
     class Interrupted(BaseException): ...
 
     def interrupt(*_: object) -> None:
@@ -220,14 +152,13 @@ def test_an_answer_that_was_not_read_is_taken_for_no_other(server: RedisServer) 
             store.apply(chunks_of(store, totals(1)), entry(2))
     finally:
         signal.signal(signal.SIGALRM, before)
-        server.resume()
+        server.go_on()
     assert store.fence("shop", "totals", 1, "t")[0] in (1, 2)
     store.apply(chunks_of(store, totals(1)), entry(2))
     assert sums(server) == [0, 0]
 
 
 def test_a_key_of_the_ledger_that_holds_something_else(server: RedisServer) -> None:
-    """It is refused, and left as it is."""
     server.client.set(LEDGER, "mine")
     with pytest.raises(Exception, match="WRONGTYPE"):
         store_of(server.url).apply(chunks_of(store_of(server.url), [Total("ann", 1)]), entry(1))

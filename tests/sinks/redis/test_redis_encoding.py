@@ -71,7 +71,6 @@ WRITTEN = {
 
 
 def test_fields_are_written_as_text() -> None:
-    """Text as it is, bytes as they are, else JSON without its quotes; UNSET is left out, None is deleted."""
     count, *rest = arguments_of(Everything, Everything(), kind="hash")
     fields = dict(zip(rest[:-2:2], rest[1:-2:2], strict=True))
     assert fields == WRITTEN
@@ -100,13 +99,11 @@ class Tuple(NamedTuple):
 
 @pytest.mark.parametrize("record", [Plain(1), Tuple(1), {"a": 1}], ids=str)
 def test_records_of_all_kinds_have_fields(record: Any) -> None:
-    """Dataclasses, named tuples, dicts."""
     type_ = dict[str, int] if isinstance(record, dict) else type(record)
     assert arguments_of(type_, record, kind="hash") == [b"2", b"a", b"1", b"0"]
 
 
 def test_none_deletes_a_key() -> None:
-    """A string has no value then, a hash no fields; a stream refuses it."""
     assert arguments_of(Total | None, None) == []
     assert arguments_of(Total | None, None, kind="hash") == [b"-1"]
     with pytest.raises(ValueError, match="value: None cannot be written to a stream"):
@@ -117,7 +114,6 @@ def test_none_deletes_a_key() -> None:
     ("key", "written"), [("ä", "ä".encode()), (b"\xff", b"\xff"), (7, b"7"), (("a", 1), b'["a",1]')]
 )
 def test_keys_are_text_or_bytes_or_json(key: object, written: bytes) -> None:
-    """As those of a Kafka sink; a Record has its own."""
     for type_, key_of_it in ((int, lambda _: key), (Record[int], None)):
         record: Any = 1 if type_ is int else Record(1, key)
         part = Parts(rows_of(type_, [record], key=key_of_it), "string", 10).current()
@@ -157,7 +153,6 @@ REFUSED = [
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.message)
 def test_what_the_server_could_not_take_is_refused(case: Refused) -> None:
-    """The error names the field, or the key, and what of it does not fit."""
     with pytest.raises((ValueError, TypeError), match=case.message):
         rows_of(case.type, [case.record], **{"key": key_of if case.type is Total else str, **case.options})
 
@@ -169,7 +164,6 @@ def test_what_the_server_could_not_take_is_refused(case: Refused) -> None:
 def test_parts_are_the_rows_in_order(
     rows: list[tuple[bytes, bytes | None]], rows_max: int, chunk_rows: int, applied: int
 ) -> None:
-    """However rows are cut into chunks and parts, and wherever a retry begins, none is missed and none comes twice."""
     encoded = rows_of(Record[bytes], [Record(value, key) for key, value in rows], key=None)
     chunks = [b"".join(encoded[at : at + chunk_rows]) for at in range(0, len(encoded), chunk_rows)]
     parts, found, first = Parts(chunks, "string", rows_max), dict[bytes, bool](), min(applied, len(rows))

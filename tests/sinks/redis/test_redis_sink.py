@@ -42,7 +42,6 @@ def problems(type_: Any = Total, url: str = "env:CACHE", **options: Any) -> list
     ids=lambda options: ",".join(options) or "nothing",
 )
 def test_what_is_right_has_no_problem(options: dict[str, Any]) -> None:
-    """All kinds, all ways to name a server."""
     assert problems(**options) == []
 
 
@@ -81,20 +80,17 @@ def test_what_is_right_has_no_problem(options: dict[str, Any]) -> None:
     ids=str,
 )
 def test_what_is_wrong_is_said(options: dict[str, Any], problem: str) -> None:
-    """Each problem names the argument and what it may be; none shows the URL."""
     found = problems(**options)
     assert any(problem in each for each in found), found
     assert "c4nary" not in str(found)
 
 
 def test_it_tells_no_secret() -> None:
-    """Neither its repr, nor what it is."""
     sink = RedisSink(URL, key=key_of)
     assert "c4nary" not in repr(sink) + str(sink.describe(Total)) + str(vars(sink.store(Total).encoder()))
 
 
 def test_what_it_is() -> None:
-    """Kind and encoding, which tell two sinks apart; where the server is does not."""
     described = RedisSink(URL, key=key_of).describe(Total)
     assert described["sink"] == "redis"
     assert described == RedisSink("env:OTHER", key=str).describe(Total)
@@ -107,7 +103,6 @@ def test_what_it_is() -> None:
 
 
 def test_a_pipeline_takes_it() -> None:
-    """Its problems are those of the graph."""
     pipeline = Pipeline("shop")
     totals = pipeline.source("orders", KafkaSource("orders", value=Total))
     totals.sink("cache", RedisSink("env:CACHE", key=key_of, kind="hash"))

@@ -1,10 +1,9 @@
-"""An apply that stands still in the middle of its rows, and a wait for what others see of it."""
+"""An apply that stands still in the middle of its rows."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -21,11 +20,3 @@ class Held:
         self.reached.set()
         assert self.goes_on.wait(LIMIT_S)
         yield from self._chunks[1:]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for a state."""
-    end = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.15)  # InnoDB shows new locks only to those who have not looked for 0.1 s

@@ -11,8 +11,6 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 
 class Fate(Enum):
-    """What becomes of the statement."""
-
     ANSWER_LOST = "the server gets it; the client is cut off before the answer"
     LATE = "the client is cut off; the server gets it when it is released"
     NEVER = "both are cut off before it"
@@ -30,11 +28,9 @@ class StatementProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def meet(self, words: str, fate: Fate) -> None:
-        """The next statement with *words* has this fate."""
         self._armed = words.encode(), fate
 
     def release(self) -> None:
-        """Let the statement that is late reach the server."""
         self._released.set()
         self.await_landed()
 
@@ -43,7 +39,6 @@ class StatementProxy:
         assert self._landed.wait(LIMIT_S)
 
     def close(self) -> None:
-        """Accept nobody any more."""
         self._released.set()
         self._listening.close()
 

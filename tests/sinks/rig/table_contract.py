@@ -1,9 +1,9 @@
-"""The contract of a store, of tables of PostgreSQL and of MySQL: what a server has to be able to do for it."""
+"""The contract of a store on a server, and of tables of PostgreSQL and of MySQL: what the server has to do for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -30,34 +30,17 @@ class Server(Protocol):
 
 
 class Counted(msgspec.Struct):
-    """A row."""
-
     number: int
     version: int
     note: str = ""
 
 
-class OnTable(StoreContract):
-    """A table `counted`, and the ledger beside it, on `server`."""
-
+class OnServer(StoreContract):
     type = Counted
-    mode = "append"
-    awkward = (Counted(1, 2, 'line\nfeed, "quoted" \\ \\N \t é'), Counted(2, -(2**63), ""))
-    server: Server
-
-    def table_sink(self, **options: Any) -> Sink[Any]:
-        """That of the server's kind."""
-        raise NotImplementedError
-
-    def sink(self) -> Any:
-        key = ("number",) if self.mode == "upsert" else ()
-        return self.table_sink(dsn=f"env:{DSN}", mode=self.mode, key=key, create=True)
+    server: Any
 
     def record(self, number: int, version: int = 0) -> Counted:
         return Counted(number, version)
-
-    def read(self) -> list[Any]:
-        return [Counted(*row) for row in self.server.sql("SELECT number, version, note FROM counted")]
 
     @contextmanager
     def unavailable(self) -> Iterator[None]:
@@ -66,6 +49,24 @@ class OnTable(StoreContract):
             yield
         finally:
             self.server.start()
+
+
+class OnTable(OnServer):
+    """A table `counted`, and the ledger beside it, on `server`."""
+
+    mode = "append"
+    awkward = (Counted(1, 2, 'line\nfeed, "quoted" \\ \\N \t é'), Counted(2, -(2**63), ""))
+    server: Server
+
+    def table_sink(self, **options: Any) -> Sink[Any]:
+        raise NotImplementedError
+
+    def sink(self) -> Any:
+        key = ("number",) if self.mode == "upsert" else ()
+        return self.table_sink(dsn=f"env:{DSN}", mode=self.mode, key=key, create=True)
+
+    def read(self) -> list[Any]:
+        return [Counted(*row) for row in self.server.sql("SELECT number, version, note FROM counted")]
 
     def backup(self) -> Callable[[], None]:
         kept = {name: self.server.sql(f"SELECT * FROM {name}") for name in ("counted", "exactlyonce_ledger")}
@@ -80,8 +81,6 @@ class OnTable(StoreContract):
 
 
 class OnPostgres(OnTable):
-    """A table of PostgreSQL."""
-
     misfits = (Counted(1, 2**63), Counted(1, 1, "\0"))
 
     def table_sink(self, **options: Any) -> Sink[Any]:
@@ -98,8 +97,6 @@ class OnPostgres(OnTable):
 
 
 class OnMySQL(OnTable):
-    """A table of MySQL or MariaDB."""
-
     misfits = (Counted(1, 2**63),)
 
     def table_sink(self, **options: Any) -> Sink[Any]:
@@ -108,7 +105,8 @@ class OnMySQL(OnTable):
     def cut(self) -> None:
         shown = "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND db = DATABASE()"
         for (each,) in self.server.sql(shown):
-            self.server.sql(f"KILL {each}")
+            with suppress(Exception):  # it has ended by itself meanwhile, which each driver says in its own way
+                self.server.sql(f"KILL {each}")
 
     def clean_up(self) -> None:
         self.server.sql("OPTIMIZE TABLE counted, exactlyonce_ledger")

@@ -4,5 +4,4 @@ from __future__ import annotations
 
 
 def key_of(mode: str, *columns: str) -> tuple[str, ...]:
-    """Of *columns*, or of the customer's."""
     return () if mode == "append" else columns or ("customer",)

@@ -22,27 +22,19 @@ from exactlyonce.sinks.sql.table import TableColumn, column_problems, descriptio
 
 
 class Size(Enum):
-    """Text as an enum."""
-
     SMALL = "s"
     LARGE = "l"
 
 
 class Level(IntEnum):
-    """A number as an enum."""
-
     LOW = 1
 
 
 class Inner(msgspec.Struct):
-    """A record in a record."""
-
     a: int
 
 
 class Wide(msgspec.Struct, rename="camel"):
-    """One field of each kind."""
-
     bool_: bool
     an_int: Annotated[int, msgspec.Meta(ge=0)]
     a_float: float
@@ -71,34 +63,26 @@ class Empty(msgspec.Struct):
 
 
 class Named(NamedTuple):
-    """A tuple with names."""
-
     a: int
     b: str | None = None
 
 
 @dataclasses.dataclass
 class Data:
-    """A dataclass."""
-
     a: int
     b: str | None = None
 
 
 class Typed(TypedDict):
-    """A dict with known keys."""
-
     a: int
     b: NotRequired[str]
 
 
 def field(type_: Any, name: str) -> RowField:
-    """The field of that name."""
     return next(each for each in fields_of(type_) if each.name == name)
 
 
 def test_each_type_has_its_kind() -> None:
-    """Scalars, enums and literals are scalars; lists of them are lists; all else is JSON; names are the wire's."""
     kinds = {each.name: each.kind.name for each in fields_of(Wide)}
     assert kinds == {
         "bool": "BOOL", "anInt": "INT", "aFloat": "FLOAT", "text": "STR", "raw": "BYTES", "money": "DECIMAL",
@@ -115,14 +99,11 @@ def test_each_type_has_its_kind() -> None:
     [(Named, [Named(1), Named(2, "x")]), (Data, [Data(1), Data(2, "x")]), (Typed, [{"a": 1}, {"a": 2, "b": "x"}])],
 )
 def test_records_of_every_form_give_their_fields(type_: Any, records: Sequence[Any]) -> None:
-    """A NamedTuple, a dataclass and a TypedDict give columns of values; an absent key is None."""
     assert [each.values(records) for each in fields_of(type_)] == [[1, 2], [None, "x"]]
     assert [each.nullable for each in fields_of(type_)] == [False, True]
 
 
 class Text(str):
-    """A subclass that shows itself differently."""
-
     def __str__(self) -> str:
         return "another"
 
@@ -140,7 +121,6 @@ class Moment(datetime):
     ],
 )  # fmt: skip
 def test_values_are_of_exactly_their_class(name: str, given: object, expected: Any) -> None:
-    """Subclasses, enums and numbers that lose nothing become the class of the field's kind; None stays beside them."""
     each = field(Wide, name)
     both = msgspec.structs.replace(each, get=lambda value: value).values([given, None])
     assert both == [expected, None]
@@ -158,21 +138,18 @@ def test_values_are_of_exactly_their_class(name: str, given: object, expected: A
     ],
 )  # fmt: skip
 def test_a_value_of_another_class_is_refused_by_name(name: str, given: object) -> None:
-    """What would be another value in the store is a TypeError that names the field, the value and its class."""
     each = field(Wide, name)
     with pytest.raises(TypeError, match=rf"^{name}: .* is {type(given).__name__ if name != 'names' else ''}"):
         msgspec.structs.replace(each, get=lambda value: value).values([given])
 
 
 def test_a_number_too_large_for_a_float_is_refused() -> None:
-    """An int that no float can be is a ValueError."""
     with pytest.raises(ValueError, match=r"^aFloat: a number of 33220 bits is too large for float"):
         msgspec.structs.replace(field(Wide, "aFloat"), get=lambda value: value).values([10**10000])
 
 
 @pytest.mark.parametrize("name", ["aFloat", "number"])
 def test_an_int_that_no_float_is_is_refused(name: str) -> None:
-    """From 2**53 on floats are some ints only: another one is a ValueError that says what to declare."""
     each = msgspec.structs.replace(field(Wide, name), get=lambda value: value)
     assert each.values([2**53, -(2**60), 0.5, 10**22]) == [float(2**53), -float(2**60), 0.5, 1e22]
     for given in (2**53 + 1, -(2**53) - 1, 10**23):
@@ -181,7 +158,6 @@ def test_an_int_that_no_float_is_is_refused(name: str) -> None:
 
 
 def test_a_record_without_the_field_is_refused() -> None:
-    """A record of another type is an error that names the field."""
     with pytest.raises(TypeError, match=r"^a: the record has no such field"):
         field(Data, "a").values([object()])
     with pytest.raises(TypeError, match=r"^a: the record has no such field"):
@@ -197,13 +173,11 @@ def test_a_record_without_the_field_is_refused() -> None:
     ],
 )  # fmt: skip
 def test_a_type_without_fields_is_refused(type_: Any, text: str) -> None:
-    """What is no record is an UnsupportedType that says what it may be."""
     with pytest.raises(UnsupportedType, match=text):
         fields_of(type_)
 
 
 def test_the_arguments_of_a_description() -> None:
-    """Each argument that cannot be is one sentence."""
     assert list(description_problems("upsert", ("a",), True)) == []
     wrong = list(description_problems("merge", ["a"], 1))
     assert [text.split("=")[0] for text in wrong] == ["mode", "create", "key"]
@@ -219,7 +193,6 @@ def test_a_key_means_nothing_to_an_append() -> None:
 
 
 def test_a_key_is_made_of_scalars_that_are_there() -> None:
-    """A key names fields of the type, whose values are never None, and can be compared."""
     assert list(row_problems(Wide, ("text", "anInt"))) == []
     wrong = list(row_problems(Wide, ("nothing", "perhaps", "inner", "names")))
     assert ["has bool" in wrong[0], "admits None" in wrong[1], "JSON" in wrong[2], "list" in wrong[3]] == [True] * 4
@@ -227,8 +200,6 @@ def test_a_key_is_made_of_scalars_that_are_there() -> None:
 
 
 def test_columns_that_do_not_take_the_fields() -> None:
-    """A column that is missing, generated, or obligatory and left out is named; one with a default may be left out."""
-
     def column(name: str, nullable: bool = True, has_default: bool = False, generated: bool = False) -> TableColumn:
         return TableColumn(name=name, type="text", nullable=nullable, has_default=has_default, generated=generated)
 

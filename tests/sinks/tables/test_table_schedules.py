@@ -1,7 +1,4 @@
-"""Schedules that break a sink which trusts an answer, or its absence, on every server: the ledger decides in each.
-
-Those that depend on how a server locks out a zombie are in the folders of the servers.
-"""
+"""Schedules that break a sink which trusts an answer, or its absence, on every server: the ledger decides in each."""
 
 from __future__ import annotations
 
@@ -9,17 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from held_chunks import Held, until
+from held_chunks import Held
 from statement_proxy import Fate
-from table_stores import TOTALS, Tables, entry
+from table_stores import ORIGIN, TOTALS, Tables, entry, on_mariadb
+from waiting import until
 
-from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_a_commit_whose_answer_is_lost_has_been_done(tables: Tables, mode: str) -> None:
-    """The server committed, the client was not told: the next apply finds it in the ledger, over a new connection."""
     store = tables.ready(mode, proxied=True)
     waiting = tables.chunks(store)
     tables.proxy.meet(tables.commit, Fate.ANSWER_LOST)
@@ -31,7 +28,6 @@ def test_a_commit_whose_answer_is_lost_has_been_done(tables: Tables, mode: str) 
 
 
 def test_a_commit_that_never_arrives_has_not_been_done(tables: Tables) -> None:
-    """It looks the same to the client: the next apply finds that it has to be done."""
     store = tables.ready(proxied=True)
     waiting = tables.chunks(store)
     tables.proxy.meet(tables.commit, Fate.NEVER)
@@ -42,8 +38,7 @@ def test_a_commit_that_never_arrives_has_not_been_done(tables: Tables) -> None:
 
 
 def test_a_commit_that_lands_late_is_waited_for(tables: Tables, aside: Any) -> None:
-    """While a lost COMMIT is under way its ledger row is locked: whoever applies waits for it, or gives up; when it has
-    landed, the ledger says so."""
+    """Its ledger row is locked while it is under way: an apply waits for it, or gives up."""
     store = tables.ready(quick=True, proxied=True)
     waiting = tables.chunks(store)
     tables.proxy.meet(tables.commit, Fate.LATE)
@@ -53,60 +48,34 @@ def test_a_commit_that_lands_late_is_waited_for(tables: Tables, aside: Any) -> N
         with pytest.raises(StoreUnavailable, match=tables.locked):
             again.apply(waiting, entry(1))
     waiter = aside(tables.store().apply, waiting, entry(1))
-    until(tables.waits_for_a_lock)
+    tables.until_a_lock_is_waited_for()
     tables.proxy.release()
     assert waiter.result() is False
     assert not store.apply(waiting, entry(1))
     assert tables.totals() == TOTALS
 
 
-def test_a_server_killed_in_the_middle_has_nothing_of_it(tables: Tables) -> None:
-    """Killed after the first rows, the server comes back without them, and the same store applies them all, once."""
-    store = tables.ready()
-    waiting = tables.chunks(store)
-
-    def killing() -> Iterator[bytes]:
-        yield waiting[0]
-        tables.kill()
-        yield waiting[1]
-
-    try:
-        with pytest.raises(StoreUnavailable, match=tables.killed) as error:
-            store.apply(killing(), entry(1))
-        assert "othing is lost" in str(error.value)
-        with pytest.raises(StoreUnavailable, match=r"cannot be reached"):
-            store.apply(waiting, entry(1))
-    finally:
-        tables.start()
-    assert tables.totals() == []
-    assert store.apply(waiting, entry(1))
-    assert not store.apply(waiting, entry(1))
-    assert tables.totals() == TOTALS
-
-
 def test_two_at_once_write_the_first_row_of_a_subtask(tables: Tables, aside: Any) -> None:
-    """Of two that apply one committable, where there is no row yet, one waits for the other, and finds it done."""
     one, other = tables.ready(), tables.store()
     waiting = tables.chunks(one)
     held = Held(waiting)
     first = aside(one.apply, held, entry(1))
     assert held.reached.wait(LIMIT_S)
     second = aside(other.apply, waiting, entry(1))
-    until(tables.waits_for_a_lock)
+    tables.until_a_lock_is_waited_for()
     held.goes_on.set()
     assert (first.result(), second.result()) == (True, False)
     assert tables.totals() == TOTALS
 
 
 def test_of_two_at_once_the_second_does_what_the_first_gave_up(tables: Tables, aside: Any) -> None:
-    """Where the one that came first fails in the middle, the one that waited writes the rows."""
     one, other = tables.ready(), tables.store()
     waiting = tables.chunks(one)
     held = Held([waiting[0], tables.spoilt])
     first = aside(one.apply, held, entry(1))
     assert held.reached.wait(LIMIT_S)
     second = aside(other.apply, waiting, entry(1))
-    until(tables.waits_for_a_lock)
+    tables.until_a_lock_is_waited_for()
     held.goes_on.set()
     assert second.result() is True
     assert isinstance(first.exception(), StoreError)
@@ -115,7 +84,6 @@ def test_of_two_at_once_the_second_does_what_the_first_gave_up(tables: Tables, a
 
 
 def test_subtasks_are_applied_side_by_side(tables: Tables, aside: Any) -> None:
-    """An apply of one subtask does not hold up another's."""
     one, other = tables.ready(), tables.store()
     waiting = tables.chunks(one)
     held = Held(waiting)
@@ -125,3 +93,107 @@ def test_subtasks_are_applied_side_by_side(tables: Tables, aside: Any) -> None:
     held.goes_on.set()
     assert first.result() is True
     assert tables.totals() == sorted([*TOTALS, *TOTALS])
+
+
+# --- how MariaDB locks out a zombie; of PostgreSQL, see its own folder ------------------------------------------------
+
+
+@on_mariadb
+def test_a_fence_waits_for_a_commit_that_lands_late(tables: Tables, aside: Any) -> None:
+    """What a fence tells of the ledger has in it what an older incarnation has still committed."""
+    store = tables.ready(proxied=True)
+    waiting = tables.chunks(store)
+    tables.proxy.meet(tables.commit, Fate.LATE)
+    with pytest.raises(StoreUnavailable):
+        store.apply(waiting, entry(1))
+    fenced = aside(tables.store().fence, "p", "s", 2, ORIGIN)
+    tables.until_a_lock_is_waited_for()
+    tables.proxy.release()
+    assert fenced.result() == {0: 1}
+    assert tables.totals() == TOTALS
+
+
+@on_mariadb
+def test_a_zombie_that_is_silent_is_ended_by_the_server(tables: Tables, aside: Any) -> None:
+    """A paused client's locks last twice its time limit: then the server ends its connection and its transaction."""
+    waiting = tables.chunks(tables.ready())
+    held, paused = Held(waiting), tables.store(quick=True)
+    zombie = aside(paused.apply, held, entry(1))
+    assert held.reached.wait(LIMIT_S)
+    assert tables.store().fence("p", "s", 2, ORIGIN) == {}
+    held.goes_on.set()
+    assert isinstance(zombie.exception(), StoreUnavailable)
+    with pytest.raises(Fenced):
+        paused.apply(waiting, entry(1))
+    assert tables.totals() == []
+
+
+@on_mariadb
+def test_an_apply_behind_a_fence_is_fenced(tables: Any, aside: Any) -> None:
+    store = tables.ready()
+    with tables.server.connection() as fence:
+        fence.begin()
+        fence.query("UPDATE exactlyonce_ledger SET incarnation = 2 WHERE subtask = -1")
+        zombie = aside(store.apply, tables.chunks(store), entry(1))
+        tables.until_a_lock_is_waited_for()
+        fence.commit()
+    assert isinstance(zombie.exception(), Fenced)
+    assert tables.totals() == []
+
+
+@on_mariadb
+def test_many_at_once_apply_each_checkpoint_once(tables: Tables, aside: Any) -> None:
+    waiting = tables.chunks(tables.ready())
+
+    def race() -> int:
+        store, applied = tables.store(), 0
+        for checkpoint in range(1, 11):
+            for subtask in range(3):
+                while True:
+                    try:
+                        applied += store.apply(waiting, entry(checkpoint, subtask))
+                        break
+                    except StoreUnavailable:
+                        continue
+        return applied
+
+    racing = [aside(race) for _ in range(4)]
+    assert sum(each.result() for each in racing) == 30
+    assert len(tables.totals()) == 120
+
+
+@on_mariadb
+def test_a_paused_server_is_unavailable(tables: Any) -> None:
+    waiting = tables.chunks(tables.ready())
+    middle, connected, new = (tables.store(quick=True) for _ in range(3))
+    assert connected.apply(waiting, entry(1))
+
+    def pausing() -> Iterator[bytes]:
+        yield waiting[0]
+        tables.server.pause()
+        yield waiting[1]
+
+    try:
+        for store, chunks in ((middle, pausing()), (connected, waiting), (new, waiting)):
+            with pytest.raises(StoreUnavailable, match=r"has not answered for 3 s\. Nothing is lost"):
+                store.apply(chunks, entry(2))
+    finally:
+        tables.server.go_on()
+    assert tables.store().apply(waiting, entry(2))
+    assert not tables.store().apply(waiting, entry(2))
+    assert tables.totals() == sorted([*TOTALS, *TOTALS])
+
+
+@on_mariadb
+def test_a_connection_lost_while_idle_is_made_again(tables: Any) -> None:
+    store = tables.ready()
+    waiting = tables.chunks(store)
+    assert store.apply(waiting, entry(1))
+    tables.server.end_connections()
+    assert store.apply(waiting, entry(2))
+    idle = tables.store(quick=True)
+    assert idle.apply(waiting, entry(3))
+    ((newest,),) = tables.sql("SELECT max(id) FROM information_schema.processlist WHERE id <> connection_id()")
+    until(lambda: tables.sql(f"SELECT count(*) FROM information_schema.processlist WHERE id = {newest}") == [(0,)])
+    assert idle.apply(waiting, entry(4))
+    assert len(tables.totals()) == 16

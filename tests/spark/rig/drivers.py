@@ -8,51 +8,67 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from exactlyonce.testing.cluster import LIMIT_S
 
-HERE = Path(__file__).parents[1]
-"""Where the jobs lie."""
+HERE = Path(__file__).parent
 
 
 class Driver:
-    """A job of this folder with all its processes: Python, JVM, and the JVM's Python workers."""
+    """A Python program with all its processes: Python, JVM, and the JVM's Python workers."""
 
-    def __init__(self, folder: Path, armed: str, script: str, *arguments: str) -> None:
+    def __init__(self, folder: Path, armed: str, *command: str, cwd: Path = HERE) -> None:
         """*armed*: failpoints, and what happens there; what was met is noted in *folder*."""
         self.fired = folder / "fired"
         self.fired.mkdir(exist_ok=True)
         self.mark = f"EXACTLYONCE_FAILPOINTS_FIRED={self.fired}"
-        command = [sys.executable, script, *arguments]
         environment = {**os.environ, "EXACTLYONCE_FAILPOINTS": armed, **dict([self.mark.split("=", 1)])}
-        self.output = (folder / "said").open("a+")
-        self.process = subprocess.Popen(command, cwd=HERE, env=environment, stdout=self.output, stderr=self.output)
+        self.stdout, self.stderr = folder / "stdout", folder / "stderr"
+        line = [sys.executable, *command]
+        with self.stdout.open("w") as out, self.stderr.open("w") as err:
+            self.process = subprocess.Popen(line, cwd=cwd, env=environment, stdout=out, stderr=err)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
 
     def said(self) -> str:
-        self.output.seek(0)
-        return self.output.read()
+        return self.stdout.read_text() + self.stderr.read_text()
 
     def end(self, code: int = 0) -> None:
-        """It ends by itself."""
         assert self.process.wait(LIMIT_S) == code, self.said()
 
-    def kill_at(self, name: str) -> None:
-        """SIGKILL for all its processes once one of them stands at the failpoint."""
+    def await_fired(self, name: str) -> None:
         deadline = time.monotonic() + LIMIT_S
         while not (self.fired / name).exists():
             assert self.process.poll() is None, self.said()
             assert time.monotonic() < deadline, self.said()
-            time.sleep(0.05)
-        self.kill()
+            time.sleep(0.05)  # a file of another process has no event to wait for
 
     def kill(self) -> None:
-        for process in self._processes():
-            os.kill(process, signal.SIGKILL)
+        while processes := list(self.processes()):
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+            time.sleep(0.05)  # the ends of others' processes have no event to wait for
         self.process.wait(LIMIT_S)
 
-    def _processes(self) -> Iterator[int]:
-        """All that have our environment."""
+    def kill_java(self) -> None:
+        (java,) = [each for each in self.processes() if Path(f"/proc/{each}/comm").read_text().strip() == "java"]
+        os.kill(java, signal.SIGKILL)
+
+    def await_all_ended(self) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while list(self.processes()):
+            assert time.monotonic() < deadline, "what the driver started outlives it"
+            time.sleep(0.1)  # the ends of others' processes have no event to wait for
+
+    def processes(self) -> Iterator[int]:
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 environment = (folder / "environ").read_bytes()

@@ -49,13 +49,11 @@ def class_archive() -> Path | None:
 
 
 def options() -> str:
-    """Of the JVM of a driver."""
     archive = class_archive()
     return f"{SHORT_LIFE} -XX:SharedArchiveFile={archive}" if archive and archive.exists() else SHORT_LIFE
 
 
 def ensure_class_archive() -> None:
-    """Make the archive if it is not there yet."""
     archive = class_archive()
     if archive is None or archive.exists():
         return

@@ -20,8 +20,6 @@ class Total(msgspec.Struct):
 
 
 class TotalToday(msgspec.Struct):
-    """In cents."""
-
     cents: int
     last: list[int]
 

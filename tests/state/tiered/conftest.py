@@ -19,7 +19,6 @@ BUDGET = 4 << 20
 
 @pytest.fixture
 def blocks() -> StateBlocks:
-    """Empty."""
     return StateBlocks()
 
 

@@ -43,7 +43,6 @@ def folders(tmp_path: Path, beginning: str) -> list[str]:
 
 
 def test_files_of_the_restored_checkpoint(process: Process, blocks: StateBlocks) -> None:
-    """A process that is begun again reads no block, has the state of the checkpoint, and writes increments to it."""
     before, indexes = run(process)
     blocks.read.clear()
     after = process(indexes=indexes, checkpoint=1)
@@ -58,7 +57,6 @@ def test_files_of_the_restored_checkpoint(process: Process, blocks: StateBlocks)
 
 
 def test_they_are_taken_again_and_again(process: Process, blocks: StateBlocks) -> None:
-    """Files stay as they were saved, whoever has taken them and gone on."""
     _, indexes = run(process)
     blocks.read.clear()
     for _ in range(3):
@@ -70,7 +68,6 @@ def test_they_are_taken_again_and_again(process: Process, blocks: StateBlocks) -
 
 
 def test_increments_before_and_after(process: Process, blocks: StateBlocks) -> None:
-    """What a table knows of its chain is taken with the files: chains grow no longer than without a restart."""
     subtasks, model = process(), dict.fromkeys(range(300), 0)
     subtasks.put(model)
     subtasks.write(subtasks.freeze(1, 0))
@@ -104,7 +101,6 @@ def test_changes_that_were_noted_before(process: Process, blocks: StateBlocks, s
 
 
 def test_files_of_another_checkpoint(process: Process, blocks: StateBlocks) -> None:
-    """Files of a later checkpoint, which never completed, are not taken, and are deleted."""
     subtasks, indexes = run(process)
     subtasks.write(subtasks.freeze(2, 1))
     blocks.read.clear()
@@ -119,7 +115,6 @@ def test_files_of_another_checkpoint(process: Process, blocks: StateBlocks) -> N
 
 
 def test_what_no_checkpoint_needs_is_deleted(process: Process, tmp_path: Path) -> None:
-    """Once a newer checkpoint is a base, older files go; those of the base stay."""
     subtasks, _ = run(process)
     for checkpoint in (2, 3, 4):
         subtasks.put({checkpoint: checkpoint})
@@ -129,7 +124,6 @@ def test_what_no_checkpoint_needs_is_deleted(process: Process, tmp_path: Path) -
 
 @pytest.mark.parametrize("damage", ["marker", "CURRENT", "sst"])
 def test_damaged_files(damage: str, process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
-    """Files that are not what they were are given up, at once or when it shows; the blocks are read instead."""
     _, indexes = run(process)
     (saved,) = (tmp_path / OPERATOR / "0-7").glob("saved-*")
     for path in saved.iterdir():
@@ -154,8 +148,7 @@ def test_damaged_files(damage: str, process: Process, blocks: StateBlocks, tmp_p
     "gone", ["CURRENT", "MANIFEST OPTIONS CURRENT log", "sst", "MANIFEST OPTIONS CURRENT log sst json"]
 )
 def test_files_that_were_deleted_in_part(gone: str, process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
-    """Of files that somebody was killed over while deleting or copying them, nothing is taken: not even an empty
-    database, which is what RocksDB makes of the rest. The blocks are read, and files are saved again."""
+    """RocksDB makes an empty database of the rest: the blocks are read, and files are saved again."""
     _, indexes = run(process)
     (saved,) = (tmp_path / OPERATOR / "0-7").glob("saved-*")
     for path in saved.iterdir():
@@ -172,7 +165,6 @@ def test_files_that_were_deleted_in_part(gone: str, process: Process, blocks: St
 
 
 def test_files_that_were_copied_in_part(process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
-    """Files that were cut off are not taken."""
     _, indexes = run(process)
     (saved,) = (tmp_path / OPERATOR / "0-7").glob("saved-*")
     (manifest,) = saved.glob("MANIFEST*")
@@ -183,7 +175,6 @@ def test_files_that_were_copied_in_part(process: Process, blocks: StateBlocks, t
 
 
 def test_another_type(process: Process, blocks: StateBlocks) -> None:
-    """Files of states of another type are not taken: what is in the blocks is read as the new type, or refused."""
     _, indexes = run(process)
     blocks.read.clear()
     after = process(float, indexes=indexes, checkpoint=1)
@@ -193,7 +184,6 @@ def test_another_type(process: Process, blocks: StateBlocks) -> None:
 
 
 def test_other_parallelism(process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
-    """After rescaling the blocks are read, and files of the old shares are deleted."""
     subtasks, indexes = run(process)
     subtasks.backend.close()
     for parallelism in (2, 1):
@@ -205,7 +195,6 @@ def test_other_parallelism(process: Process, blocks: StateBlocks, tmp_path: Path
 
 
 def test_all_workers_of_another_parallelism_begin_at_once(tmp_path: Path) -> None:
-    """Each deletes what older shares of its key groups have left; the others may be doing the same."""
     memory = Memory(1 << 20)
     for number in range(5):
         older = tmp_path / str(number) / "0-7"
@@ -227,9 +216,6 @@ def test_all_workers_of_another_parallelism_begin_at_once(tmp_path: Path) -> Non
 
 
 def test_workers_that_have_all_key_groups(blocks: StateBlocks, tmp_path: Path) -> None:
-    """Where partitions say which worker has the state of a key, each takes its own files again, and those of another
-    number of workers are deleted."""
-
     def worker(subtask: int, of: int, indexes: list[list[bytes]], checkpoint: int) -> Subtasks:
         backend = RocksDBBackend(tmp_path, 1 << 20, f"{subtask}-of-{of}" if of > 1 else "")
         found = indexes[subtask] if indexes else []
@@ -251,7 +237,6 @@ def test_workers_that_have_all_key_groups(blocks: StateBlocks, tmp_path: Path) -
 
 
 def test_what_operators_of_before_have_left(process: Process, tmp_path: Path) -> None:
-    """It is deleted, but for what a process that is alive has at work, and for what is none of ours."""
     subtasks, _ = run(process)
     backend = RocksDBBackend(tmp_path, 1 << 20)
     backend.delete_others([OPERATOR])
@@ -269,7 +254,6 @@ def test_what_operators_of_before_have_left(process: Process, tmp_path: Path) ->
 
 
 def test_a_clean_end(process: Process, blocks: StateBlocks, tmp_path: Path) -> None:
-    """What was at work is deleted at a clean end; what belongs to a checkpoint is taken by the next run."""
     subtasks, indexes = run(process)
     subtasks.backend.close()
     assert (folders(tmp_path, "work-"), len(folders(tmp_path, "saved-"))) == ([], 1)
@@ -292,7 +276,6 @@ sys.stdin.read()
 
 
 def test_a_process_that_hangs_keeps_its_files(process: Process, tmp_path: Path) -> None:
-    """Whoever begins beside a live process leaves its files alone, and deletes those of one that was killed."""
     other = subprocess.Popen(
         [sys.executable, "-c", _ANOTHER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -310,8 +293,7 @@ def test_a_process_that_hangs_keeps_its_files(process: Process, tmp_path: Path) 
 
 
 def test_an_extra_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the extra the error is the command that installs it."""
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     monkeypatch.delitem(sys.modules, "exactlyonce.state.tiered.memory", raising=False)
-    with pytest.raises(ExactlyOnceError, match=r"pip install 'exactlyonce\[rocksdb\]'"):
+    with pytest.raises(ExactlyOnceError, match=r"pip install 'rocksdict>=0.3.29'"):
         RocksDBBackend(tmp_path, 1 << 20)

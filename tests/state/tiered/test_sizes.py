@@ -25,8 +25,6 @@ BUDGET = 4 << 20
 
 @pytest.fixture
 def process(tmp_path: Path, blocks: StateBlocks) -> Process:
-    """The subtasks of a new process of this machine, with a budget of `BUDGET`."""
-
     def begin(type_: Any = int, **more: Any) -> Subtasks:
         return Subtasks(RocksDBBackend(tmp_path, BUDGET), blocks, type_, **more)
 
@@ -43,7 +41,6 @@ def written(blocks: StateBlocks) -> list[bytes]:
 def test_a_batch_that_wants_every_key_group(
     process: Process, blocks: StateBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first records may want all state, which may be larger than memory: its blocks are read some at a time."""
     indexes, together = written(blocks), list[int]()
     fetch = blocks.fetch
 
@@ -71,8 +68,7 @@ def _own_blocks(indexes: list[bytes]) -> list[list[BlockRef]]:
 
 @pytest.mark.parametrize("every", [1, 20])
 def test_large_states(every: int, process: Process) -> None:
-    """Where states are large, all or the few that no sample shows, as many fewer are held, and settled at once; a batch
-    that wants many of them is applied in parts, and what it returns is whole."""
+    """Fewer of them are held, also of a few that no sample shows; a batch that wants many is applied in parts."""
     subtasks, large = process(bytes), 100_000
     (table,) = subtasks.tables
 
@@ -99,7 +95,6 @@ def test_large_states(every: int, process: Process) -> None:
 
 
 def test_a_failure_in_a_part_of_a_batch(process: Process) -> None:
-    """A record on which the function fails is told by its place in the batch, whichever part of it that is in."""
     (table,) = process().tables
 
     def fail(state: int | None, number: int) -> tuple[int, None]:

@@ -25,6 +25,7 @@ from exactlyonce.state.tiered import store
 from exactlyonce.state.tiered.interval_blocks import KEPT_BYTES
 from exactlyonce.state.tiered.store import LocalStore
 from exactlyonce.state.tiered.table import TieredTable
+from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.state_contract.memory import MAX_PARALLELISM, StateBlocks, Subtasks, key_of
 
 Process = Callable[..., Subtasks]
@@ -43,14 +44,12 @@ def written(process: Process) -> list[bytes]:
 
 
 def groups_read(blocks: StateBlocks, indexes: list[bytes]) -> set[int]:
-    """The key groups of the blocks that were fetched."""
     found = {block.ref: block.groups for part in indexes for block in decode_index(part).blocks}
     masks = [found[ref] for ref in blocks.read]
     return {group for group in range(MAX_PARALLELISM) for mask in masks if mask >> group & 1}
 
 
 def test_state_is_read_when_a_record_wants_it(process: Process, blocks: StateBlocks) -> None:
-    """At first nothing is read; a record makes its key group be read, once."""
     indexes = written(process)
     blocks.read.clear()
     after = process(indexes=indexes, checkpoint=1)
@@ -64,7 +63,6 @@ def test_state_is_read_when_a_record_wants_it(process: Process, blocks: StateBlo
 
 
 def test_the_rest_is_read_between_batches(process: Process, blocks: StateBlocks) -> None:
-    """`fetch` reads a few key groups after the others, in slices, and says when there is none any more."""
     indexes = written(process)
     blocks.read.clear()
     subtasks, counts = process(indexes=indexes, checkpoint=1), set[int]()
@@ -83,7 +81,6 @@ def test_the_rest_is_read_between_batches(process: Process, blocks: StateBlocks)
 def test_a_record_wants_what_is_being_read(
     slices: int, process: Process, blocks: StateBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After any slice a record may want any key group: its change stays, whatever of the group was read before."""
     monkeypatch.setattr(store, "LOADED_ENTRIES", 1_000)
     indexes = written(process)
     for number in range(12):
@@ -112,7 +109,6 @@ def while_one_is_read(process: Process, monkeypatch: pytest.MonkeyPatch) -> tupl
 def test_records_want_another_while_one_is_read(
     process: Process, blocks: StateBlocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a key group that is read in part, what a record changes stays, also if another one was wanted before it."""
     after, begun, other = while_one_is_read(process, monkeypatch)
     after.put({other: 2})
     after.put({begun: 3})
@@ -126,8 +122,7 @@ def test_records_want_another_while_one_is_read(
 
 
 def test_blocks_that_go_while_they_are_read(process: Process, blocks: StateBlocks) -> None:
-    """Key groups are read together, a block after the other; one that records want meanwhile may soon be in new blocks
-    alone, and nobody keeps the old ones for the rest of that reading."""
+    """A key group that records want while others are read may be in new blocks alone: nobody keeps the old."""
     index = written(process)
     after = process(indexes=index, checkpoint=1)
     table: Any = after.tables[0]
@@ -151,7 +146,6 @@ def test_blocks_that_go_while_they_are_read(process: Process, blocks: StateBlock
 
 
 def test_a_disk_that_fills_within_a_batch(process: Process, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What finds no room between two slices waits in memory, and the records of the batch are applied."""
     after = process()
     after.put(dict.fromkeys(range(4), 1))
     after.freeze(1, 0)
@@ -162,7 +156,7 @@ def test_a_disk_that_fills_within_a_batch(process: Process, small: None, monkeyp
     assert [after.tables[0].get(key_of(number)) for number in range(20)] == [2] * 20
 
 
-@pytest.mark.timeout(120, method="thread")
+@pytest.mark.timeout(LIMIT_S, method="thread")
 def test_a_record_wants_what_is_read_while_the_disk_is_full(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record that was on its way does not wait for room: its worker would obey nobody meanwhile."""
     after, begun, other = while_one_is_read(process, monkeypatch)
@@ -173,7 +167,6 @@ def test_a_record_wants_what_is_read_while_the_disk_is_full(process: Process, mo
 
 
 def test_a_checkpoint_of_what_was_not_read(process: Process, blocks: StateBlocks) -> None:
-    """A snapshot refers to the blocks of key groups that nobody has wanted, and has what records changed of others."""
     indexes = written(process)
     table = process(indexes=indexes, checkpoint=1)
     table.put({7: 2})
@@ -186,7 +179,6 @@ def test_a_checkpoint_of_what_was_not_read(process: Process, blocks: StateBlocks
 
 
 def test_what_is_read_later_does_not_hide_changes(process: Process, blocks: StateBlocks) -> None:
-    """A key that was new, one that was changed, one that was deleted: each stays so when the rest comes."""
     indexes = written(process)
     after = process(indexes=indexes, checkpoint=1)
     after.put({7: 2, 8: None, 90_000: 5})
@@ -198,7 +190,6 @@ def test_what_is_read_later_does_not_hide_changes(process: Process, blocks: Stat
 
 
 def test_saving_is_waited_for_by_what_would_change_it(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot does not wait until its files are saved; what is settled behind it does."""
     may_save, log = Event(), list[str]()
     save, write = LocalStore.save, LocalStore.write
 
@@ -224,8 +215,6 @@ def test_saving_is_waited_for_by_what_would_change_it(process: Process, monkeypa
 
 
 class Cart(msgspec.Struct):
-    """A state that changes in place."""
-
     items: list[int]
 
 
@@ -250,11 +239,9 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=STEPS)
 def test_any_history(steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None) -> None:
-    """Records, checkpoints that complete or are aborted half-way, restarts with files or without, in any order: the
-    table is a dict, and each checkpoint is that dict at its barrier."""
     subtasks, model = process(Cart), dict[bytes, Cart]()
     indexes, checkpoint, latest, at_checkpoint = list[bytes](), 0, 0, dict[bytes, Cart]()
     for step, value in steps:
@@ -298,13 +285,11 @@ WHILE_RECORDS_COME = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=WHILE_RECORDS_COME)
 def test_checkpoints_while_records_come(
     steps: list[tuple[str, Any]], process: Process, small: None, every_one_saved: None
 ) -> None:
-    """Several checkpoints at once, each encoded in slices between records that outgrow memory, restarts in between:
-    each is the state at its barrier, in its blocks as in the files that are taken again."""
     subtasks, model = process(), dict[bytes, int]()
     indexes, base, latest, at_base = list[bytes](), 0, 0, dict[bytes, int]()
     open_: list[tuple[int, TableSnapshot, Any, list[BlockRef], dict[bytes, int]]] = []
@@ -334,8 +319,7 @@ def test_checkpoints_while_records_come(
 
 
 def test_notes_of_an_older_process(process: Process, small: None, every_one_saved: None) -> None:
-    """Files that are saved when changes had outgrown memory hold no notes of them, which a later process would take for
-    changes of its interval of the same number."""
+    """Saved files have no notes of changes: a later process would take them for its interval of that number."""
     subtasks, model = process(), dict.fromkeys(range(30), 1)
     subtasks.put(model)
     indexes = subtasks.write(subtasks.freeze(1, 0))
@@ -355,8 +339,7 @@ def test_notes_of_an_older_process(process: Process, small: None, every_one_save
 def test_an_interval_that_is_settled_before_an_older_one_is_encoded(
     process: Process, blocks: StateBlocks, small: None
 ) -> None:
-    """A key group that has its first keys in one interval, and more in the next, which memory makes settle while the
-    checkpoint of the first is still to be encoded: neither's keys are lost."""
+    """Memory settles the second interval while the first is still to be encoded: neither's keys are lost."""
     numbers = [number for number in range(1_000) if group_of(number) == 3]
     other = [number for number in range(1_000) if group_of(number) == 1]
     subtasks = process()
@@ -374,8 +357,7 @@ def test_an_interval_that_is_settled_before_an_older_one_is_encoded(
 def test_a_savepoint_that_is_settled_before_an_older_checkpoint_is_encoded(
     process: Process, blocks: StateBlocks, small: None
 ) -> None:
-    """It has images of all key groups that had a state at its barrier, also of one that has no block yet because the
-    older checkpoint is still to be encoded, and had no key at the one before that."""
+    """It has images of all key groups, also of one that has no block yet while the older one is encoded."""
     numbers = [number for number in range(2_000) if group_of(number) == 3]
     others = [number for number in range(2_000) if group_of(number) == 1]
     subtasks = process()
@@ -392,7 +374,6 @@ def test_a_savepoint_that_is_settled_before_an_older_checkpoint_is_encoded(
 
 
 def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is held in memory stays within the limits, with barriers or without; what was used of late is in it."""
     subtasks = process()
     table: Any = subtasks.tables[0]
     assert isinstance(table, TieredTable)
@@ -410,8 +391,7 @@ def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_whole_snapshot_is_never_in_memory(process: Process) -> None:
-    """A savepoint of a state many times as large as what its interval keeps: whoever writes its blocks as they come
-    holds some, and so does the table, also where a later checkpoint has to write all of them again."""
+    """Whoever writes its blocks as they come holds some; so does the table, also when all are written again."""
     subtasks, blocks = process(bytes), 40
     for number in range(blocks):
         subtasks.put({1_000 * number + each: os.urandom(100_000) for each in range(10)})

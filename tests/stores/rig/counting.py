@@ -3,96 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
+from running import Fed, assert_copies, assert_once, assert_updates, visible
 from servers import FORMATS, STORES, Row, Servers
 from together import table
 
 from exactlyonce.testing.cluster import KafkaCluster
 
-Fed = Sequence[tuple[str, str]]
 
-
-class Count(NamedTuple):
-    """Of one target."""
-
-    rows: int
-    missing: int
-    doubled: int
-    foreign: int
-
-
-def count(ids: Iterable[int], wanted: Mapping[int, object]) -> Count:
-    """Each of *wanted* is to come once."""
-    seen = Counter(ids)
-    return Count(
-        rows=seen.total(),
-        missing=sum(each not in seen for each in wanted),
-        doubled=sum(number - 1 for number in seen.values()),
-        foreign=sum(each not in wanted for each in seen),
-    )
-
-
-def exact(rows: int) -> Count:
-    """What all is well is."""
-    return Count(rows, 0, 0, 0)
-
-
-class Totals:
-    """The running totals that come of *fed*, in whatever order it was taken."""
-
-    def __init__(self, fed: Fed) -> None:
-        orders = [json.loads(value) for _, value in fed]
-        self.given: dict[int, tuple[str, int]] = {each["id"]: (each["customer"], each["total"]) for each in orders}
-        self.last: dict[str, int] = defaultdict(int)
-        for customer, total in self.given.values():
-            self.last[customer] += total
-
-    def assert_appended(self, where: str, rows: Sequence[Row]) -> Count:
-        """Each order gave one row, and the sums of each customer are those of its orders in the order of the rows."""
-        found = count((row.id for row in rows), self.given)
-        assert found == exact(len(self.given)), f"{where}: {found}"
-        sums: dict[str, int] = defaultdict(int)
-        for row in rows:
-            customer, total = self.given[row.id]
-            sums[customer] += total
-            assert (row.customer, row.sum) == (customer, sums[customer]), f"{where}: the total at order {row.id}"
-        return found
-
-    def assert_upserted(self, where: str, rows: Sequence[Row], newest: Mapping[str, Row]) -> None:
-        """One row for each customer, which is the one that was appended last."""
-        assert {row.customer: row.sum for row in rows} == self.last, where
-        assert len(rows) == len(self.last), where
-        assert {row.customer: row for row in rows} == newest, where
-
-
-def of_topic(kafka: KafkaCluster, topic: str) -> list[Row]:
-    """Running totals, by partition and offset."""
-    values = (json.loads(record.value or b"") for record in kafka.read_committed(topic))
-    return [Row(each["id"], each["customer"], each["sum"]) for each in values]
-
-
-def assert_agreement(servers: Servers, kafka: KafkaCluster, name: str, fed: Fed) -> dict[str, Count]:
-    """Every store has each row once, in order where there is one, and all have the same; -> what was counted."""
-    totals = Totals(fed)
-    copies = (json.loads(record.value or b"")["id"] for record in kafka.read_committed(f"{name}-copies"))
-    counts = {"kafka copies": count(copies, totals.given)}
-    assert counts["kafka copies"] == exact(len(fed))
-    appended = {"kafka": of_topic(kafka, f"{name}-out")}
+def assert_agreement(servers: Servers, kafka: KafkaCluster, name: str, fed: Fed) -> None:
+    """Every store has each row once, in order where there is one, and all have the same."""
+    assert_copies(kafka, f"{name}-copies", fed)
+    updates = [json.loads(record.value or b"") for record in visible(kafka, f"{name}-out", len(fed))]
+    totals = [Row(each["id"], each["customer"], each["sum"]) for each in updates]
+    appended = {"kafka": totals}
     for store in STORES:
         appended[store] = servers.appended(store, f"{name}:totals" if store == "redis" else table(name, "append"))
-    sums = {row.id: row.sum for row in appended["kafka"]}
+    for where, rows in appended.items():
+        assert_updates([row._asdict() for row in rows], fed, where)
+        assert sorted(rows) == sorted(totals), f"{where} and Kafka have the same totals"
     for format in FORMATS:
         rows = servers.filed(name, format)
-        counts[format] = count((row.id for row in rows), totals.given)
-        assert counts[format] == exact(len(fed)), f"{format}: {counts[format]}"
-        assert {row.id: row.sum for row in rows} == sums, f"{format} files and Kafka have the same totals"
-    newest = {row.customer: row for row in appended["kafka"]}
-    for where, rows in appended.items():
-        counts[where] = totals.assert_appended(where, rows)
-        assert {row.id: row.sum for row in rows} == sums, f"{where} and Kafka have the same totals"
+        assert_once([row.id for row in rows], fed, format)
+        assert sorted(rows) == sorted(totals), f"{format} files and Kafka have the same totals"
+    newest = {row.customer: row for row in totals}
     for store in STORES:
-        totals.assert_upserted(f"{store}, by key", servers.upserted(store, name), newest)
-    return counts
+        assert sorted(servers.upserted(store, name)) == sorted(newest.values()), f"{store}, by key"

@@ -4,78 +4,50 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
+import running
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
-from counting import Count, assert_agreement
-from running import QUICK, Run, orders
+from counting import assert_agreement
+from running import Fed, Run
 from servers import PASSWORD, Servers
 from unreferenced import unreferenced_blocks
+from waiting import until
 
-from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, KafkaCluster
 
 CUSTOMERS = 43
 
 
-class Job:
-    """`together:together`, or another *target*, with the topics, tables and keys of one test."""
-
+class Job(running.Job):
     def __init__(self, servers: Servers, kafka: KafkaCluster, name: str, run: Callable[..., Run], folder: Path) -> None:
-        self.servers, self.kafka, self.name, self.folder = servers, kafka, name, folder
-        self.target: tuple[str, ...] = ("together:together",)
-        self.fed: list[tuple[str, str]] = []
-        self.incarnations: list[Run] = []
-        self._run = run
+        super().__init__(run, kafka, name, "together:together")
+        self.servers, self.folder = servers, folder
+        servers.make_tables(name)
 
-    def make(self) -> None:
-        """The input and the tables."""
-        self.kafka.create_topic(f"{self.name}-in", 3)
-        self.servers.make_tables(self.name)
-
-    def feed(self, number: int = 2000) -> None:
-        """More orders."""
-        more = orders(number, customers=CUSTOMERS, first=len(self.fed))
-        self.kafka.produce(f"{self.name}-in", more)
-        self.fed += more
-
-    def run(self, *arguments: str, interval: tuple[str, ...] = QUICK, **options: Any) -> Run:
-        """Begin an incarnation."""
-        self.incarnations.append(
-            self._run(*self.target, "--param", f"name={self.name}", *interval, *arguments, **options)
-        )
-        return self.incarnations[-1]
+    def feed(self, count: int = 2000, to: str = "in", customers: int = CUSTOMERS, partition: int = BY_KEY) -> Fed:
+        return super().feed(count, to, customers, partition)
 
     def armed(self, failpoint: str, *arguments: str, action: str = "kill", nth: int = 1) -> Run:
         """Begin an incarnation in which a process meets *failpoint*, whatever was armed before."""
         fired = self.folder / f"fired-{len(self.incarnations)}"
         fired.mkdir()
         armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}={action}@{nth}", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
-        incarnation = self.run(*arguments, env=armed)
-        deadline = time.monotonic() + LIMIT_S
-        while not (fired / failpoint).exists():
-            assert time.monotonic() < deadline, f"{failpoint} is met: {incarnation.said}"
+        incarnation = self.start(*arguments, env=armed)
+
+        def go_on() -> None:
             assert incarnation.process.poll() in (None, -9), incarnation.said
             self.feed(100)
-            time.sleep(0.1)
+
+        until((fired / failpoint).exists, meanwhile=go_on, told=lambda: incarnation.said, pause_s=0.1)
         return incarnation
 
-    def finish(self, *arguments: str) -> Run:
-        """Run to the end of what was fed."""
-        incarnation = self.run("--until", "latest", *arguments)
-        assert incarnation.wait() == 0, incarnation.said
-        return incarnation
-
-    def assert_agreement(self) -> dict[str, Count]:
-        """All stores have the same, each row once; no block is left that nobody refers to."""
-        counts = assert_agreement(self.servers, self.kafka, self.name, self.fed)
-        left = unreferenced_blocks(self.kafka, self.name)
-        assert left == set(), left
+    def assert_agreement(self) -> None:
+        assert_agreement(self.servers, self.kafka, self.name, self.fed)
+        assert unreferenced_blocks(self.kafka, self.name) == set()
         assert_no_secret(self.kafka, self.name, self.incarnations)
-        return counts
 
 
 def assert_no_secret(kafka: KafkaCluster, pipeline: str, incarnations: Iterable[Run], *secrets: str) -> None:
@@ -114,15 +86,12 @@ def records_of(kafka: KafkaCluster, topic: str) -> Iterator[bytes]:
 
 
 def stop(incarnation: Run) -> None:
-    """Let it end cleanly; it has restarted nothing."""
     incarnation.process.terminate()
     assert incarnation.wait() == 0, incarnation.said
     assert "restarting" not in incarnation.said
 
 
 class Feed(threading.Thread):
-    """Feeds a job all the time, until told to end."""
-
     def __init__(self, job: Job, number: int = 100, pause_s: float = 0.1) -> None:
         super().__init__(daemon=True)
         self._job, self._number, self._pause_s = job, number, pause_s
@@ -133,6 +102,5 @@ class Feed(threading.Thread):
             self._job.feed(self._number)
 
     def end(self) -> None:
-        """No more."""
         self._ended.set()
         self.join()

@@ -27,16 +27,12 @@ FORMATS = ("jsonl", "parquet")
 
 
 class Row(NamedTuple):
-    """A running total as a store has it."""
-
     id: int
     customer: str
     sum: int
 
 
 class Servers:
-    """One of each, running."""
-
     def __init__(self, folder: Path) -> None:
         require_mariadb()
         skip_without_a_server()
@@ -53,20 +49,17 @@ class Servers:
         self.redis = RedisServer(folder, aclfile=str(folder / "users"))
 
     def remove(self) -> None:
-        """End them."""
         self.postgres.remove()
         self.mariadb.remove()
         self.redis.kill()
 
     def addresses(self, password: str = PASSWORD) -> dict[str, str]:
-        """What the variables of the environment say, of the folder of files too."""
         mariadb = f"mysql://writer:{quote(password, safe='')}@127.0.0.1:{self.mariadb.port}/shop?ssl_mode=disabled"
         redis = f"redis://writer:{quote(password, safe='')}@127.0.0.1:{self.redis.port}/0"
         postgres = self.postgres.dsn(DATABASE, password=password)
         return {POSTGRES: postgres, MARIADB: mariadb, REDIS: redis, FILES: str(self.files)}
 
     def make_tables(self, name: str) -> None:
-        """Those of the pipeline *name*; what is appended is numbered."""
         self.make_table("postgres", table(name, "append"))
         self.make_table("mariadb", table(name, "append"))
         columns = "(id bigint NOT NULL, customer varchar(20) NOT NULL PRIMARY KEY, sum bigint NOT NULL)"
@@ -80,7 +73,6 @@ class Servers:
         self.sql(store, f"CREATE TABLE {target} (place {number} PRIMARY KEY, {columns})")
 
     def sql(self, store: str, statement: str) -> list[tuple[Any, ...]]:
-        """The rows of a statement, as the owner."""
         if store == "postgres":
             return self.postgres.execute(statement, database=DATABASE)
         return self.mariadb.sql(statement)
@@ -93,7 +85,6 @@ class Servers:
         return [Row(*row) for row in self.sql(store, f"SELECT id, customer, sum FROM {target} ORDER BY place")]
 
     def upserted(self, store: str, name: str) -> list[Row]:
-        """One for each customer."""
         if store == "redis":
             client = self.redis.client
             keys = [key for key in client.scan_iter(f"{name}:*", count=1000) if key != f"{name}:totals"]
@@ -102,7 +93,6 @@ class Servers:
         return [Row(*row) for row in self.sql(store, f"SELECT id, customer, sum FROM {table(name, 'upsert')}")]
 
     def filed(self, name: str, format: str) -> list[Row]:
-        """What the files of one format hold, in no order."""
         folder = folder_of(self.files, name, format)
         shown = [each for each in folder.rglob(f"*.{format}") if is_shown(each.relative_to(folder))]
         if format == "jsonl":
@@ -112,20 +102,16 @@ class Servers:
         return [Row(each["id"], each["customer"], each["sum"]) for each in found]
 
     def kill(self, store: str) -> None:
-        """SIGKILL."""
         {"postgres": self.postgres.kill, "mariadb": self.mariadb.kill, "redis": self.redis.kill}[store]()
 
     def start(self, store: str) -> None:
-        """Again, on the same data."""
         {"postgres": self.postgres.start, "mariadb": self.mariadb.start, "redis": self.redis.start}[store]()
 
     def pause(self, store: str) -> None:
-        """SIGSTOP."""
         {"postgres": self.postgres.pause, "mariadb": self.mariadb.pause, "redis": self.redis.pause}[store]()
 
     def go_on(self, store: str) -> None:
-        """SIGCONT."""
-        {"postgres": self.postgres.go_on, "mariadb": self.mariadb.go_on, "redis": self.redis.resume}[store]()
+        {"postgres": self.postgres.go_on, "mariadb": self.mariadb.go_on, "redis": self.redis.go_on}[store]()
 
 
 def is_shown(path: Path) -> bool:

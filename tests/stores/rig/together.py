@@ -25,7 +25,6 @@ def table(name: str, mode: str) -> str:
 
 
 def folder_of(files: str | os.PathLike[str], name: str, format: str) -> Path:
-    """Where below *files* the pipeline *name* writes files of *format*."""
     return Path(files) / f"{name}-{format}"
 
 
@@ -52,12 +51,10 @@ def together(name: str, folder: str = "") -> Pipeline:
 
 
 def file_sink(name: str, format: str, **options: Any) -> FileSink[Total]:
-    """A folder of the pipeline *name*."""
     return FileSink(folder_of(os.environ[FILES], name, format), format=format, **options)
 
 
 def weaker(name: str, delivery: Any) -> Pipeline:
-    """Topic NAME-in through a running total to every store, appended with a delivery that is not exactly once."""
     pipeline = Pipeline(name)
     sums = (
         pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
@@ -74,14 +71,12 @@ def weaker(name: str, delivery: Any) -> Pipeline:
 
 
 def table_sink(store: str, target: str, **options: Any) -> Sink[Total]:
-    """A table of either server."""
     if store == "postgres":
         return PostgresSink(target, dsn=f"env:{POSTGRES}", **options)
     return MySQLSink(target, dsn=f"env:{MARIADB}", **options)
 
 
 def alone(name: str, store: str, target: str, mode: str = "append", create: str = "") -> Pipeline:
-    """Topic NAME-in through a running total to one store."""
     pipeline = Pipeline(name)
     sums = (
         pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))

@@ -26,31 +26,23 @@ from exactlyonce.checkpoint.chandy_lamport.cuts import Flaw
 
 
 class NothingRecorded(ChandyLamport):
-    """Messages behind the recorded state are not kept."""
-
     def _message(self, channel: Any, message: Any) -> None:
         pass
 
 
 class StoppedLate(ChandyLamport):
-    """A channel is recorded until the markers of all inputs have come."""
-
     def _message(self, channel: Any, message: Any) -> None:
         for recording in self._recordings.values():
             recording.channels[channel].append(message)
 
 
 class OneForAll(ChandyLamport):
-    """The marker of one snapshot ends the recording of a channel for all of them."""
-
     def _message(self, channel: Any, message: Any) -> None:
         if all(channel in recording.awaited for recording in self._recordings.values()):
             super()._message(channel, message)
 
 
 class StoppedEarly(ChandyLamport):
-    """The second marker of a snapshot ends the recording of all channels."""
-
     def handle(self, event: SnapshotEvent) -> list[SnapshotAction]:
         if isinstance(event, MarkerReceived) and event.snapshot in self._complete:
             return []
@@ -60,8 +52,6 @@ class StoppedEarly(ChandyLamport):
 
 
 class NobodyElse(ChandyLamport):
-    """An initiator takes its inputs for empty, as if nobody else sent anything."""
-
     def handle(self, event: SnapshotEvent) -> list[SnapshotAction]:
         if isinstance(event, MarkerReceived) and event.snapshot in self._complete:
             return []
@@ -74,8 +64,6 @@ class NobodyElse(ChandyLamport):
 
 
 class Again(ChandyLamport):
-    """The state is recorded anew at every marker."""
-
     def handle(self, event: SnapshotEvent) -> list[SnapshotAction]:
         again = isinstance(event, MarkerReceived) and event.snapshot in self._recordings
         actions = super().handle(event)
@@ -83,16 +71,12 @@ class Again(ChandyLamport):
 
 
 class NotForwarded(ChandyLamport):
-    """Only who initiates sends markers."""
-
     def handle(self, event: SnapshotEvent) -> list[SnapshotAction]:
         actions = super().handle(event)
         return [each for each in actions if isinstance(event, Initiate) or not isinstance(each, SendMarker)]
 
 
 class NewestFirst(ChandyLamport):
-    """What a marker has overtaken is recorded in the order in which it was met."""
-
     def _marker(self, channel: Any, snapshot: int, overtaken: Any) -> list[SnapshotAction]:
         return super()._marker(channel, snapshot, reversed(overtaken))
 
@@ -101,8 +85,6 @@ class NewestFirst(ChandyLamport):
 
 
 class MarkerAfterAMessage(Network):
-    """A marker is sent behind the next message."""
-
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph)
         self._late: dict[Link, list[int]] = defaultdict(list)
@@ -126,15 +108,11 @@ class MarkerAfterAMessage(Network):
 
 
 class MarkerFirst(Network):
-    """A marker overtakes messages without naming them."""
-
     def take_marker(self, link: Link, snapshot: int, overtaken: tuple[Payment, ...]) -> None:
         super().take_marker(link, snapshot, ())
 
 
 class MessagesFirst(Network):
-    """Messages overtake a marker."""
-
     def take(self, link: Link) -> None:
         queue = self.queues[link]
         payment = next((item for item in queue if isinstance(item, Payment)), None)
@@ -145,8 +123,6 @@ class MessagesFirst(Network):
 
 
 class FirstInitiatorOnly(Network):
-    """Who is the second to initiate a snapshot does not."""
-
     def initiate(self, process: int, snapshot: int) -> None:
         if not self.positions[snapshot]:
             super().initiate(process, snapshot)

@@ -48,7 +48,6 @@ class Graph(NamedTuple):
     """The back edges, where the graph is a pipeline with cycles: without them it has none."""
 
     def reached(self, start: int) -> set[int]:
-        """The processes that something from *start* can reach."""
         found, new = {start}, [start]
         while new:
             here = new.pop()
@@ -60,8 +59,6 @@ class Graph(NamedTuple):
 
 
 class Payment(NamedTuple):
-    """A message: money on its way. The number makes it unique."""
-
     number: int
     amount: int
 
@@ -70,8 +67,6 @@ class Payment(NamedTuple):
 
 
 class Marker(NamedTuple):
-    """What lies on a channel between what was sent before a snapshot and after it."""
-
     snapshot: int
 
 
@@ -125,8 +120,6 @@ class Aligned:
 
 
 class AtLeastOnce(Aligned):
-    """Likewise, in the mode that holds nothing back."""
-
     exactly_once = False
 
 
@@ -161,8 +154,6 @@ class Overtaking(Aligned):
 
 
 class Network:
-    """A graph of processes, each with money and the algorithm's part of it."""
-
     def __init__(
         self,
         graph: Graph,
@@ -190,11 +181,9 @@ class Network:
 
     @property
     def takeable(self) -> list[Link]:
-        """The channels from which something may be taken."""
         return [link for link, queue in self.queues.items() if queue and not self._held(link)]
 
     def pay(self, link: Link, amount: int) -> None:
-        """Money goes on its way."""
         self.payments += 1
         payment = Payment(self.payments, amount)
         self.money[link.sender] -= amount
@@ -208,7 +197,6 @@ class Network:
             self.handle(process, MarkerReceived(each, snapshot))
 
     def take(self, link: Link) -> None:
-        """The receiver takes what has come first."""
         item = self.queues[link].popleft()
         if isinstance(item, Marker):
             self.take_marker(link, item.snapshot, ())
@@ -236,7 +224,6 @@ class Network:
         self.queues[link].append(Marker(snapshot))
 
     def handle(self, process: int, event: SnapshotEvent) -> None:
-        """Ask the algorithm, and do what it says."""
         for action in self.processes[process].handle(event):
             match action:
                 case RecordState(snapshot):
@@ -250,7 +237,6 @@ class Network:
                     self.complete[snapshot].add(process)
 
     def drain(self) -> None:
-        """Take all that is on its way, the channels in turn."""
         while takeable := self.takeable:
             for link in takeable:
                 if self.queues[link] and not self._held(link):
@@ -260,7 +246,6 @@ class Network:
         return Cut(self.positions[snapshot], self.in_flight[snapshot])
 
     def recorded_money(self, snapshot: int) -> int:
-        """All money of a snapshot: with the processes, and on its way."""
         flying = (payment.amount for payments in self.in_flight[snapshot].values() for payment in payments)
         return sum(self.states[snapshot].values()) + sum(flying)
 

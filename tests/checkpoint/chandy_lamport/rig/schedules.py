@@ -15,8 +15,6 @@ PAY, TAKE, OVERTAKE, INITIATE = "pay", "take", "overtake", "initiate"
 
 
 class Schedule(NamedTuple):
-    """A graph, who initiates which snapshots in which order, and what happens."""
-
     graph: Graph
     initiations: dict[int, list[int]]
     """By process, the snapshots that it initiates."""
@@ -102,7 +100,6 @@ Make = Callable[[Graph], Network]
 
 
 def lived_through(schedule: Schedule, make: Make = Network) -> Network:
-    """The network after the schedule, when all is initiated and nothing is on its way."""
     network = make(schedule.graph)
     waiting = {process: list(snapshots) for process, snapshots in schedule.initiations.items()}
     for kind, pick in schedule.steps:
@@ -124,10 +121,8 @@ def lived_through(schedule: Schedule, make: Make = Network) -> Network:
 
 
 def under(discipline: type[Discipline], algorithm: type[ChandyLamport] = ChandyLamport) -> Make:
-    """Networks of a discipline."""
     return lambda graph: Network(graph, discipline, algorithm)
 
 
 def violations(schedule: Schedule, network: Network) -> list[Violation]:
-    """All that is wrong with the snapshots."""
     return [each for snapshot in schedule.snapshots for each in network.history.violations(network.cut(snapshot))]

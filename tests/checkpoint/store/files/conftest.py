@@ -14,7 +14,6 @@ sys.path.insert(0, str(Path(__file__).parent / "rig"))
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[Any]:
-    """A server of S3's protocol, with a bucket."""
     from s3_server import S3Server
 
     server = S3Server()

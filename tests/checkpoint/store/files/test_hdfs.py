@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+from in_files import FileStorageContract
 
-from exactlyonce.checkpoint.records.encoding import BlockKey
-from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.store.files.hdfs import HdfsFolder
-from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, file_name, name_of, reference
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
-from exactlyonce.testing.storage_contract import BlockStorageContract
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
 
 
-class TestHdfs(BlockStorageContract):
-    """It keeps the contract."""
-
-    beginning = (0,) * 5
-    ordered = False
-
+class TestHdfs(FileStorageContract):
     @pytest.fixture(autouse=True)
     def _folder(self, hdfs: Any) -> None:
         self.server, self.inner = hdfs, f"{uuid.uuid4().hex}/topic-1"
@@ -36,36 +27,28 @@ class TestHdfs(BlockStorageContract):
         return FileStorage(HdfsFolder(self.server.host, "prod", self.inner), away_timeout_s=0.5)
 
     def client(self) -> Any:
-        """Of an operator."""
         import hdfs_native
 
         return hdfs_native.Client(f"hdfs://{self.server.host}")
 
-    def laid(self, key: str, value: bytes) -> tuple[int, int]:
-        """Under every name that some reference of it may have: that of these bytes, and of the bytes that were cut."""
+    def names(self) -> list[str]:
+        return [each.path.rpartition("/")[2] for each in self.client().list_status(f"/{self.path}")]
+
+    def put_file(self, name: str, content: bytes) -> None:
         from hdfs_native import WriteOptions
 
-        parsed, client = BlockKey.parse(key), self.client()
-        assert parsed is not None
-        names = [each.path.rpartition("/")[2] for each in client.list_status(f"/{self.path}")]
-        digests = {found.sha256 for name in names if (found := reference(name, 0)) is not None}
-        for digest in {*digests, hashlib.sha256(value).digest()}:
-            with client.create(f"/{self.path}/{file_name(parsed, digest)}", WriteOptions(overwrite=True)) as file:
-                file.write(value)
-        return PARTITION, OFFSET
+        with self.client().create(f"/{self.path}/{name}", WriteOptions(overwrite=True)) as file:
+            file.write(content)
 
-    def lost(self, ref: BlockRef) -> BlockRef:
-        self.client().delete(f"/{self.path}/{name_of(ref)}")
-        return ref
+    def delete_file(self, name: str) -> None:
+        self.client().delete(f"/{self.path}/{name}")
 
     def away(self) -> AbstractContextManager[None]:
-        """Killed, and started again."""
         away: AbstractContextManager[None] = self.server.away()
         return away
 
 
 def test_what_is_put_again_is_no_error(hdfs: Any) -> None:
-    """A put whose answer did not come is repeated, replaces nothing, and leaves nothing beside it."""
     before_ms, folder = SystemClock().now_ms(), HdfsFolder(hdfs.host, "prod", uuid.uuid4().hex)
     folder.check()
     folder.put("block", b"first", "aside-1")
@@ -100,7 +83,6 @@ def test_what_is_removed_and_what_stays(hdfs: Any) -> None:
 
 
 def test_a_folder_that_cannot_be_written(hdfs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused in the name node's words."""
     monkeypatch.setenv("HADOOP_USER_NAME", "somebody-else")
     with pytest.raises(ConfigError, match="refuses: Permission denied: user=somebody-else"):
         HdfsFolder(hdfs.host, "prod-of-others", "x").check()

@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from in_files import FileStorageContract
+from waiting import until
 
-from exactlyonce.checkpoint.records.encoding import Block, BlockKey
-from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.store.files.local import LocalFolder
-from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, file_name, name_of, reference
 from exactlyonce.checkpoint.store.files.opening import file_storage, folder_of
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.checkpoint.store.files.writer import FileBlocks
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
-from exactlyonce.testing.storage_contract import BlockStorageContract
 
 INNER = "totals/topic-1"
 
 
-class TestLocalFolder(BlockStorageContract):
-    """A folder keeps the contract."""
-
-    beginning = (0,) * 5
-    ordered = False
-
+class TestLocalFolder(FileStorageContract):
     @pytest.fixture(autouse=True)
     def _root(self, tmp_path: Path) -> None:
         self.root = tmp_path / "checkpoints"
@@ -44,25 +36,17 @@ class TestLocalFolder(BlockStorageContract):
     def storage(self) -> FileStorage:
         return FileStorage(LocalFolder(self.root, INNER), away_timeout_s=0.5)
 
-    def laid(self, key: str, value: bytes) -> tuple[int, int]:
-        """Under every name that some reference of it may have: that of these bytes, and of the bytes that were cut."""
-        parsed = BlockKey.parse(key)
-        assert parsed is not None
-        folder = self.root / INNER
-        digests = {found.sha256 for each in folder.iterdir() if (found := reference(each.name, 0)) is not None}
-        for digest in {*digests, hashlib.sha256(value).digest()}:
-            (folder / file_name(parsed, digest)).write_bytes(value)
-        return PARTITION, OFFSET
+    def names(self) -> list[str]:
+        return [each.name for each in (self.root / INNER).iterdir()]
 
-    def lost(self, ref: BlockRef) -> BlockRef:
-        name = name_of(ref)
-        assert name is not None
+    def put_file(self, name: str, content: bytes) -> None:
+        (self.root / INNER / name).write_bytes(content)
+
+    def delete_file(self, name: str) -> None:
         (self.root / INNER / name).unlink()
-        return ref
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Not mounted."""
         aside = self.root.with_name("unmounted")
         self.root.rename(aside)
         yield
@@ -71,7 +55,6 @@ class TestLocalFolder(BlockStorageContract):
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 256 kB."""
     place, libc = tmp_path / "disk", ctypes.CDLL(None, use_errno=True)
     place.mkdir()
     if sys.platform != "linux" or libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=256k"):
@@ -81,16 +64,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk(small_disk: Path) -> None:
-    """Blocks wait until there is room, the storage is named, and no part of a file is left."""
     storage = FileStorage(LocalFolder(small_disk, INNER))
     blocks = storage.begin(1, 0)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(200_000))
     ticket = blocks.write(Block("totals", 1, "state", "none", "", bytes(100_000)), 0)
-    deadline = time.monotonic() + LIMIT_S
-    while "is full: make room there" not in blocks.waiting:
-        blocks.poll()
-        assert time.monotonic() < deadline
+    until(lambda: "is full: make room there" in blocks.waiting, meanwhile=blocks.poll)
     assert str(small_disk) in blocks.waiting
     assert not ticket.resolved
     filler.unlink()
@@ -100,7 +79,6 @@ def test_a_full_disk(small_disk: Path) -> None:
 
 
 def fenced() -> NoReturn:
-    """What a heartbeat may find."""
     raise Fenced("A newer instance took over.")
 
 
@@ -121,10 +99,7 @@ def test_giving_up(wait: Callable[[FileBlocks], None], error: type[Exception], s
     with pytest.raises(error, match=says):
         wait(blocks)
     (tmp_path / "aside").rename(inner)
-    deadline = time.monotonic() + LIMIT_S
-    while not ticket.resolved:
-        blocks.poll(0.05)
-        assert time.monotonic() < deadline
+    until(lambda: ticket.resolved, meanwhile=blocks.poll)
     with pytest.raises(BrokerUnavailable, match="may not have been written"):
         _ = ticket.ref
     assert storage.since((0, 0)).blocks == ()
@@ -138,10 +113,7 @@ def test_no_thread_outlives_what_it_writes(tmp_path: Path) -> None:
         tickets = [blocks.write(Block("totals", 1, "state", "none", "", b"state"), group) for group in range(9)]
         blocks.wait(LIMIT_S)
         assert all(each.ref is not None for each in tickets)
-    deadline = time.monotonic() + LIMIT_S
-    while any(thread.name == "blocks" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: all(thread.name != "blocks" for thread in threading.enumerate()))
 
 
 def test_a_folder_that_is_missing(tmp_path: Path) -> None:
@@ -183,7 +155,6 @@ def test_the_folder_of_a_topic(tmp_path: Path) -> None:
 
 
 def test_what_a_folder_is_for(tmp_path: Path) -> None:
-    """Only where it is the storage of checkpoints an error says so: a savepoint is exported to another place."""
     missing = (tmp_path / "missing").as_uri()
     with pytest.raises(ConfigError, match=rf"^The storage {missing} is not there"):
         folder_of(missing, "totals-41-00").check()
@@ -192,7 +163,6 @@ def test_what_a_folder_is_for(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
-    """It is refused, with who needs which right."""
     (tmp_path / INNER).parent.mkdir()
     (tmp_path / INNER).write_text("a file where a folder is needed")
     with pytest.raises(ConfigError, match=r"refuses: .*Give user \d+ the right to write there, or name another one"):
@@ -200,7 +170,6 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 
 def test_removing_the_folder(tmp_path: Path) -> None:
-    """What is erased leaves no empty folders of this pipeline, and touches no other's."""
     storage = FileStorage(LocalFolder(tmp_path, INNER))
     storage.check()
     (tmp_path / "others" / "topic-1").mkdir(parents=True)

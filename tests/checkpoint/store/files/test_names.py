@@ -9,7 +9,6 @@ from exactlyonce.pipeline.names import NAME_LENGTH_MAX
 
 
 def test_names_of_files() -> None:
-    """A name gives back its reference, the longest fits a file system, and what stands aside has a key of its own."""
     key = BlockKey(10**17, 10**17, "o" * NAME_LENGTH_MAX, 32_767, 10**6, 10**6, "0123456789ab")
     name = file_name(key, bytes(32))
     assert len(aside(key, bytes(32))) <= 255

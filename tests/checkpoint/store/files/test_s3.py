@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from contextlib import AbstractContextManager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
+from in_files import FileStorageContract
 
-from exactlyonce.checkpoint.records.encoding import BlockKey
-from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.files.names import OFFSET, PARTITION, file_name, name_of, reference
 from exactlyonce.checkpoint.store.files.s3 import S3Folder
 from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
-from exactlyonce.testing.storage_contract import BlockStorageContract
 
 BUCKET = "checkpoints"
 
 
-class TestS3(BlockStorageContract):
-    """It keeps the contract."""
-
-    beginning = (0,) * 5
-    ordered = False
-
+class TestS3(FileStorageContract):
     @pytest.fixture(autouse=True)
     def _prefix(self, s3: Any) -> None:
         self.server, self.prefix = s3, f"prod/{uuid.uuid4().hex}/topic-1"
@@ -34,19 +27,14 @@ class TestS3(BlockStorageContract):
     def storage(self) -> FileStorage:
         return FileStorage(S3Folder(BUCKET, self.prefix), away_timeout_s=0.5)
 
-    def laid(self, key: str, value: bytes) -> tuple[int, int]:
-        """Under every name that some reference of it may have: that of these bytes, and of the bytes that were cut."""
-        parsed = BlockKey.parse(key)
-        assert parsed is not None
-        names = [each.rpartition("/")[2] for each in self.server.listed() if each.startswith(self.prefix)]
-        digests = {found.sha256 for name in names if (found := reference(name, 0)) is not None}
-        for digest in {*digests, hashlib.sha256(value).digest()}:
-            self.server.put(f"{self.prefix}/{file_name(parsed, digest)}", value)
-        return PARTITION, OFFSET
+    def names(self) -> list[str]:
+        return [each.rpartition("/")[2] for each in self.server.listed() if each.startswith(self.prefix)]
 
-    def lost(self, ref: BlockRef) -> BlockRef:
-        self.server.delete(f"{self.prefix}/{name_of(ref)}")
-        return ref
+    def put_file(self, name: str, content: bytes) -> None:
+        self.server.put(f"{self.prefix}/{name}", content)
+
+    def delete_file(self, name: str) -> None:
+        self.server.delete(f"{self.prefix}/{name}")
 
     def away(self) -> AbstractContextManager[None]:
         away: AbstractContextManager[None] = self.server.away()
@@ -54,7 +42,6 @@ class TestS3(BlockStorageContract):
 
 
 def test_what_is_put_again_is_no_error(s3: Any) -> None:
-    """A put whose answer did not come is repeated, and replaces nothing."""
     before_ms, folder = SystemClock().now_ms(), S3Folder(BUCKET, f"prod/{uuid.uuid4().hex}")
     folder.put("block", b"first", "aside")
     folder.put("block", b"other", "aside")
@@ -78,13 +65,11 @@ def test_more_than_a_listing_holds(s3: Any) -> None:
 
 
 def test_a_bucket_that_is_missing(s3: Any) -> None:
-    """It is refused, by name."""
     with pytest.raises(ConfigError, match="There is no bucket missing-one: make it"):
         S3Folder("missing-one", "prod/x").check()
 
 
 def test_credentials_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are refused, and the message holds nothing of them."""
     from s3_server import S3Server
 
     server = S3Server(knows_nobody=True)
@@ -97,7 +82,6 @@ def test_credentials_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the variables."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     with pytest.raises(ConfigError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
@@ -108,37 +92,48 @@ def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) 
     ("bucket", "name", "value", "said"),
     [
         (BUCKET, "AWS_ENDPOINT_URL", "localhost:9000", r"its endpoint is no URL \(Invalid endpoint: localhost:9000\)"),
-        (
-            BUCKET,
-            "AWS_ENDPOINT_URL",
-            "http://localhost:port",
-            r"is no URL \(.*`http://localhost:port`.*as http://host:port",
-        ),
+        (BUCKET, "AWS_ENDPOINT_URL", "http://localhost:port", "is no URL .*`http://localhost:port`.*as http://host:port"),
         (BUCKET, "AWS_ENDPOINT_URL", "http://u:canary@localhost:port", "is no URL; write AWS_ENDPOINT_URL"),
         (BUCKET, "AWS_PROFILE", "nobody", r"profile \(nobody\) could not be found; correct AWS_PROFILE"),
-        (
-            BUCKET,
-            "AWS_CONFIG_FILE",
-            __file__,
-            r"Unable to parse config file: .*; correct that file, or AWS_CONFIG_FILE",
-        ),
+        (BUCKET, "AWS_CONFIG_FILE", __file__, "Unable to parse config file: .*; correct that file, or AWS_CONFIG_FILE"),
         ("Bad_Bucket!", "AWS_REGION", "eu-west-1", "Bad_Bucket! cannot be the name of a bucket; correct the URL"),
     ],
 )
 def test_settings_that_are_wrong(
     bucket: str, name: str, value: str, said: str, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What no other attempt would repair is no absence: it is named, with what to do, and without a password."""
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=rf"^The storage s3://{bucket}/prod/x cannot be asked: .*{said}") as caught:
         S3Folder(bucket, "prod/x").check()
     assert "canary" not in str(caught.value)
 
 
+class WithoutConditions(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.send_response(501 if "If-None-Match" in self.headers else 200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_DELETE = do_GET = do_PUT
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+def test_a_store_without_conditional_puts(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), WithoutConditions) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(ConfigError, match="does not know If-None-Match"):
+            S3Folder(BUCKET, "prod").check()
+        server.shutdown()
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_server_that_is_silent(s3: Any) -> None:
-    """A request without an answer ends, and is no damage; once the server goes on it is as it was."""
     folder = S3Folder(BUCKET, f"prod/{uuid.uuid4().hex}")
     folder.put("block", b"content", "aside")
     with s3.silent(), pytest.raises(StorageUnavailable, match="does not answer"):

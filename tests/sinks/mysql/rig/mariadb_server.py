@@ -7,17 +7,19 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pymysql
 import pytest
 
+from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.testing.cluster import LIMIT_S
 
 DATABASE = "shop"
@@ -38,9 +40,10 @@ class MariaDB:
         self.folder = Path(
             tempfile.mkdtemp(prefix="exactlyonce-mariadb-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None)
         )
-        self.port = _free_port()
+        self.port = free_port()
         self._user = "mysql" if os.geteuid() == 0 else getpass.getuser()
         self._process: subprocess.Popen[bytes] | None = None
+        self._connections = threading.local()
         if os.geteuid() == 0:
             os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
         install = [_program("mariadb-install-db"), "--no-defaults", f"--datadir={self.folder / 'data'}"]
@@ -88,6 +91,7 @@ class MariaDB:
 
     def kill(self) -> None:
         """SIGKILL; whatever was not committed is gone."""
+        self._connections = threading.local()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -99,21 +103,23 @@ class MariaDB:
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # all of its threads have stopped
 
     def go_on(self) -> None:
-        """SIGCONT."""
         self._signal(signal.SIGCONT)
 
     def log(self) -> str:
-        """The end of its error log."""
         return (self.folder / "log.err").read_text()[-3000:]
 
     def remove(self) -> None:
-        """Kill it and remove its data."""
         self.kill()
         shutil.rmtree(self.folder)
 
     def sql(self, statement: str, values: Sequence[Any] = (), database: str | None = DATABASE) -> list[tuple[Any, ...]]:
-        """The rows of a statement, by the plain driver over a connection of its own: no code of the sink."""
-        with self.connection(database) as connection, connection.cursor() as cursor:
+        """The rows of a statement, by the plain driver, over the connection of this thread: no code of the sink."""
+        connection = getattr(self._connections, "one", None)
+        if connection is None or not connection.open:
+            connection = self._connections.one = self.connection(None)
+        if database is not None:
+            connection.select_db(database)
+        with connection.cursor() as cursor:
             cursor.execute(statement, values or None)
             return list(cursor.fetchall())
 
@@ -128,6 +134,12 @@ class MariaDB:
             autocommit=True,
             init_command="SET time_zone='+00:00'",
         )
+
+    def end_connections(self) -> None:
+        """KILL all but one's own; one that has just ended by itself is no error."""
+        for (number,) in self.sql("SELECT id FROM information_schema.processlist WHERE id <> connection_id()"):
+            with suppress(pymysql.err.OperationalError):
+                self.sql(f"KILL {number}")
 
     def _signal(self, number: int) -> None:
         assert self._process is not None
@@ -151,9 +163,3 @@ def _program(name: str) -> str:
     found = shutil.which(name, path=_PATH)
     assert found is not None
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -18,8 +18,6 @@ ORIGIN = "topic-1"
 
 
 class Total(msgspec.Struct, frozen=True):
-    """A row."""
-
     customer: str
     cents: int
 
@@ -46,6 +44,8 @@ class Database:
         schemas = self.execute("SELECT quote_ident(nspname) FROM pg_namespace WHERE nspname !~ '^(pg_|information_)'")
         for (schema,) in schemas:
             self.execute(f"DROP SCHEMA {schema} CASCADE")
+        for (publication,) in self.execute("SELECT quote_ident(pubname) FROM pg_publication"):
+            self.execute(f"DROP PUBLICATION {publication}")
         self.execute("CREATE SCHEMA public")
 
     def use(self, dsn: str) -> None:
@@ -57,7 +57,6 @@ class Database:
         return self.server.execute(statement, *values, database=self.name)
 
     def store(self, type_: Any = Total, limits: Limits | None = None, **arguments: Any) -> PostgresStore:
-        """A store of a sink that writes to `totals`."""
         arguments = {"table": "totals", "dsn": "env:TOTALS_DSN", "create": True, **arguments}
         sink: PostgresSink[Any] = PostgresSink(arguments.pop("table"), **arguments)
         assert list(sink.problems(type_)) == []
@@ -65,23 +64,19 @@ class Database:
         return self._stores[-1]
 
     def ready(self, type_: Any = Total, incarnation: int = 1, **arguments: Any) -> PostgresStore:
-        """A store that was checked, and has fenced."""
         store = self.store(type_, **arguments)
         store.check()
         store.fence("p", "s", incarnation, ORIGIN)
         return store
 
     def totals(self) -> list[tuple[Any, ...]]:
-        """The rows of the table, in order."""
         return self.execute("SELECT customer, cents FROM totals ORDER BY 1, 2")
 
     def ledger(self) -> dict[int, tuple[int, int]]:
-        """Checkpoint and incarnation of each subtask."""
         rows = self.execute("SELECT subtask, checkpoint, incarnation FROM exactlyonce_ledger")
         return {subtask: (checkpoint, incarnation) for subtask, checkpoint, incarnation in rows}
 
     def close(self) -> None:
-        """Close the stores."""
         for store in self._stores:
             store.close()
 
@@ -89,16 +84,10 @@ class Database:
 def entry(
     checkpoint: int, incarnation: int = 1, subtask: int = 0, pipeline: str = "p", sink: str = "s", previous: int = 0
 ) -> LedgerEntry:
-    """A row of the ledger."""
     return LedgerEntry(
-        pipeline=pipeline,
-        sink=sink,
-        subtask=subtask,
-        checkpoint=checkpoint,
-        previous=previous,
-        incarnation=incarnation,
-        origin=ORIGIN,
-    )
+        pipeline=pipeline, sink=sink, subtask=subtask, checkpoint=checkpoint, previous=previous,
+        incarnation=incarnation, origin=ORIGIN,
+    )  # fmt: skip
 
 
 def chunks(store: PostgresStore, records: Sequence[Any], rows: int = 1000) -> list[bytes]:

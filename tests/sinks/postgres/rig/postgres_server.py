@@ -9,7 +9,6 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,10 +18,12 @@ from typing import Any
 import psycopg
 import pytest
 
+from exactlyonce.connectors.embedded.broker import free_port
+from exactlyonce.testing.cluster import LIMIT_S
+
 PASSWORD = "s3cret:p@ss/word"
 OWNER = "owner"
 PROGRAMS = ("initdb", "postgres")
-START_S = 60
 
 
 def programs() -> dict[str, str]:
@@ -38,15 +39,14 @@ def programs() -> dict[str, str]:
 
 
 class PostgresServer:
-    """A server and its data."""
-
     def __init__(self, prepared_max: int = 30) -> None:
         self._prepared_max = prepared_max
         self._programs = programs()
         self._user: dict[str, Any] = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}
         self.folder = Path(tempfile.mkdtemp(prefix="exactlyonce-postgres-"))
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self._connections: dict[str, psycopg.Connection[Any]] = {}
+        self.port = free_port()
         self._initialize()
 
     def _initialize(self) -> None:
@@ -64,7 +64,6 @@ class PostgresServer:
         )  # fmt: skip
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
         settings = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off",
             "max_connections": 40, "shared_buffers": "32MB", "lc_messages": "C", "superuser_reserved_connections": 3,
@@ -76,7 +75,7 @@ class PostgresServer:
                 [self._programs["postgres"], "-D", str(self.folder / "data"), *options],
                 **self._user, cwd=self.folder, stdout=log, stderr=log, preexec_fn=_end_with_parent,
             )  # fmt: skip
-        limit = time.monotonic() + START_S
+        limit = time.monotonic() + LIMIT_S
         while True:
             try:
                 psycopg.connect(self.dsn("postgres"), connect_timeout=5).close()
@@ -87,21 +86,25 @@ class PostgresServer:
                 time.sleep(0.02)
 
     def dsn(self, database: str, user: str = OWNER, password: str = PASSWORD, port: int | None = None) -> str:
-        """A connection string."""
         return psycopg.conninfo.make_conninfo(
             "", host="127.0.0.1", port=port or self.port, dbname=database, user=user, password=password
         )
 
     def execute(self, statement: str, *values: Any, database: str = "postgres") -> list[tuple[Any, ...]]:
-        """Run a statement as the owner, in a connection of its own."""
-        with psycopg.connect(self.dsn(database), autocommit=True) as connection:
-            cursor = connection.execute(statement.encode(), values or None)
-            return cursor.fetchall() if cursor.description else []
+        """Run a statement as the owner, in the connection to this database that all such statements have."""
+        connection = self._connections.get(database)
+        if connection is None or connection.closed:
+            connection = psycopg.connect(self.dsn(database), autocommit=True, prepare_threshold=None)
+            self._connections[database] = connection
+        cursor = connection.execute(statement.encode(), values or None)
+        return cursor.fetchall() if cursor.description else []
 
     def kill(self) -> None:
         """SIGKILL to the server and all its processes, which have ended then; the data stay as they are."""
         if self._process is None:
             return
+        while self._connections:
+            self._connections.popitem()[1].close()
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)  # it starts no other now
@@ -110,18 +113,16 @@ class PostgresServer:
             _signal(pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
-        limit = time.monotonic() + START_S
+        limit = time.monotonic() + LIMIT_S
         while not all(map(_has_ended, pids)):  # one that lives holds the memory that the next server would share
             assert time.monotonic() < limit
             time.sleep(0.005)
 
     def pause(self) -> None:
-        """SIGSTOP to all its processes."""
         for pid in self._pids():
             _signal(pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """SIGCONT to all its processes."""
         for pid in self._pids():
             _signal(pid, signal.SIGCONT)
 
@@ -135,7 +136,6 @@ class PostgresServer:
             return [pid]
 
     def remove(self) -> None:
-        """End it, and remove its data."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -156,8 +156,3 @@ def _has_ended(pid: int) -> bool:
 
 def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])

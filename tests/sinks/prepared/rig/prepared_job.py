@@ -26,17 +26,14 @@ class PreparedJob:
         self.arguments = ("--param", f"name={name}", "--param", f"store={preparing.name}", *QUICK)
 
     def feed(self, count: int = 2000) -> None:
-        """More orders."""
         more = orders(count, first=len(self.fed))
         self.kafka.produce(f"{self.name}-in", more)
         self.fed += more
 
     def run(self, *arguments: str, **more: Any) -> Any:
-        """Begin an incarnation."""
         return self._run("prepared_totals:totals", *self.arguments, *arguments, **more)
 
     def finish(self, *arguments: str) -> Any:
-        """Run to the end of what was fed."""
         job = self.run("--until", "latest", *arguments)
         assert job.wait() == 0, job.said
         return job

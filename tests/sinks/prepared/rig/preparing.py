@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -10,9 +9,11 @@ from typing import Any, ClassVar
 import msgspec
 import pymysql
 import pytest
+from flushing import staged
 from mariadb_server import DATABASE, MariaDB
 from postgres_server import PostgresServer
 from statement_proxy import StatementProxy
+from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.engines.system_clock import SystemClock
@@ -25,15 +26,12 @@ from exactlyonce.sinks.prepared.sink import PreparableSink
 from exactlyonce.sinks.prepared.store import PreparingStore
 from exactlyonce.sinks.prepared.writer import PreparedWriter, open_writer
 from exactlyonce.sinks.write_ahead.store import RowEncoder
-from exactlyonce.testing.cluster import LIMIT_S
 
 ORIGIN = "topic-1"
 XAER_NOTA = 1397
 
 
 class Total(msgspec.Struct, frozen=True):
-    """A row."""
-
     customer: str
     cents: int
 
@@ -46,9 +44,9 @@ class Preparing(ABC):
     """The type of a column that numbers the rows."""
     words: ClassVar[dict[str, str]]
     """What the statements begin with."""
-    port: int
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.server, self.port = server, server.port
         self._monkeypatch = monkeypatch
         self._opened: list[Any] = []
         self._encoder: RowEncoder | None = None
@@ -82,18 +80,17 @@ class Preparing(ABC):
     def end_connections(self) -> None:
         """End all but one's own."""
 
-    @abstractmethod
     def kill(self) -> None:
         """SIGKILL to the server, and start it again."""
+        self.server.kill()
+        self.server.start()
 
     def proxy(self) -> StatementProxy:
-        """One before the server."""
         made = StatementProxy(self.port)
         self._opened.append(made)
         return made
 
     def store(self) -> PreparingStore:
-        """A connection."""
         made = self.sink().preparing_store(Total)
         self._opened.append(made)
         return made
@@ -114,7 +111,6 @@ class Preparing(ABC):
         return committer
 
     def writer(self, incarnation: int, attempt: int = 0, subtask: int = 0) -> PreparedWriter:
-        """Of one subtask."""
         context: Any = SimpleNamespace(
             pipeline="p", sink="s", subtask=subtask, incarnation=incarnation, attempt=attempt,
             clients=SimpleNamespace(clock=SystemClock()),
@@ -125,25 +121,17 @@ class Preparing(ABC):
         """Write rows, end the interval, and wait until it is prepared."""
         self.write(writer, *customers)
         writer.barrier(checkpoint)
-        end = time.monotonic() + LIMIT_S
-        while (flushed := writer.take_flushed(checkpoint)) is None:
-            assert time.monotonic() < end
-            writer.poll(0.1)
-        assert flushed.staged is not None
-        return msgspec.structs.replace(flushed.staged.committable, previous=previous)
+        return msgspec.structs.replace(staged(writer, checkpoint), previous=previous)
 
     def write(self, writer: PreparedWriter, *customers: str) -> None:
-        """Write rows."""
         if self._encoder is None:
             self._encoder = self.store().encoder()
         writer.write(self._encoder.encode([Total(customer, 1) for customer in customers]))
 
     def rows(self) -> list[str]:
-        """The customers of the table, in order."""
         return [customer for (customer,) in self.sql("SELECT customer FROM totals ORDER BY customer")]
 
     def ledger(self) -> dict[int, int]:
-        """The checkpoint of each subtask."""
         return dict(self.sql("SELECT subtask, checkpoint FROM exactlyonce_ledger WHERE subtask >= 0"))
 
     def left(self) -> list[str]:
@@ -159,18 +147,12 @@ class Preparing(ABC):
 
 
 class PreparingPostgres(Preparing):
-    """PostgreSQL."""
-
+    server: PostgresServer
     name, numbered = "postgres", "bigserial"
-    words: ClassVar[dict[str, str]] = {
-        "prepare": "PREPARE TRANSACTION",
-        "commit": "COMMIT PREPARED",
-        "enter": "COMMIT\0",
-    }
+    words: ClassVar = {"prepare": "PREPARE TRANSACTION", "commit": "COMMIT PREPARED", "enter": "COMMIT\0"}
 
     def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.server, self.port = server, server.port
-        super().__init__(monkeypatch)
+        super().__init__(server, monkeypatch)
         self.sql("DROP SCHEMA public CASCADE")
         self.sql("CREATE SCHEMA public")
 
@@ -195,20 +177,14 @@ class PreparingPostgres(Preparing):
     def end_connections(self) -> None:
         self.sql("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name ~ '^exactlyonce'")
 
-    def kill(self) -> None:
-        self.server.kill()
-        self.server.start()
-
 
 class PreparingMariaDB(Preparing):
-    """MariaDB."""
-
+    server: MariaDB
     name, numbered = "mariadb", "bigint AUTO_INCREMENT"
-    words: ClassVar[dict[str, str]] = {"prepare": "XA PREPARE", "commit": "XA COMMIT", "enter": "\x03COMMIT"}
+    words: ClassVar = {"prepare": "XA PREPARE", "commit": "XA COMMIT", "enter": "\x03COMMIT"}
 
     def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.server, self.port = server, server.port
-        super().__init__(monkeypatch)
+        super().__init__(server, monkeypatch)
         server.sql(f"DROP DATABASE {DATABASE}", database=None)
         server.sql(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
 
@@ -229,30 +205,23 @@ class PreparingMariaDB(Preparing):
         parsed = TransactionName.parse(name)
         assert parsed is not None
         xid = f"'{parsed.transaction}','{parsed.branch}',25967"
-        deadline = time.monotonic() + LIMIT_S
-        while True:
-            try:
-                self.server.sql(f"XA {'COMMIT' if commit else 'ROLLBACK'} {xid}", database=None)
-            except pymysql.err.OperationalError as error:  # until its owner is known to be gone
-                if error.args[0] != XAER_NOTA or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
-            else:
-                return
+        until(lambda: self._ended(f"XA {'COMMIT' if commit else 'ROLLBACK'} {xid}"))
+
+    def _ended(self, statement: str) -> bool:
+        """False until the owner of the transaction is known to be gone."""
+        try:
+            self.server.sql(statement, database=None)
+        except pymysql.err.OperationalError as error:
+            if error.args[0] != XAER_NOTA:
+                raise
+            return False
+        return True
 
     def await_owner_gone(self, name: str) -> None:
         parsed = TransactionName.parse(name)
         assert parsed is not None
-        deadline = time.monotonic() + LIMIT_S
-        while self.server.sql(f"SELECT IS_USED_LOCK('{lock_of(parsed)}')", database=None) != [(None,)]:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        held = f"SELECT IS_USED_LOCK('{lock_of(parsed)}')"
+        until(lambda: self.server.sql(held, database=None) == [(None,)])
 
     def end_connections(self) -> None:
-        listed = "SELECT id FROM information_schema.processlist WHERE user = 'root' AND id <> connection_id()"
-        for (connection,) in self.sql(listed):
-            self.sql(f"KILL {connection}")
-
-    def kill(self) -> None:
-        self.server.kill()
-        self.server.start()
+        self.server.end_connections()

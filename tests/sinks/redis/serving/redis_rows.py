@@ -43,11 +43,11 @@ def begun(store: RedisStore) -> RedisStore:
     return store
 
 
-def hasty(store: RedisStore, timeout_s: float) -> RedisStore:
-    """It waits less for an answer."""
+def limit(store: RedisStore, timeout_s: float) -> None:
+    """Only once the server stands still: a slow machine may take longer for an answer."""
     store._timeout_s = store._server._timeout_s = timeout_s
-    store.close()  # a connection keeps the limit that it was made with
-    return store
+    if store._server._connection is not None:
+        store._server._connection._sock.settimeout(timeout_s)
 
 
 def entry(checkpoint: int, previous: int | None = None, **others: Any) -> LedgerEntry:
@@ -58,7 +58,6 @@ def entry(checkpoint: int, previous: int | None = None, **others: Any) -> Ledger
 
 
 def chunks_of(store: RedisStore, records: Iterable[Any], rows: int = 100) -> list[bytes]:
-    """Encoded rows, *rows* of them in a chunk."""
     encoded = store.encoder().encode(list(records))
     return [b"".join(encoded[at : at + rows]) for at in range(0, len(encoded), rows)]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from exactlyonce.connectors.embedded.broker import free_port
 from exactlyonce.testing.cluster import LIMIT_S
 
 PROGRAM = os.environ.get("EXACTLYONCE_REDIS_SERVER", "redis-server")
@@ -23,12 +23,10 @@ PROGRAM = os.environ.get("EXACTLYONCE_REDIS_SERVER", "redis-server")
 
 
 class RedisServer:
-    """The machine's own server, in *folder*."""
-
     def __init__(self, folder: Path, **settings: str) -> None:
         self.folder = folder
-        self.port = _free_port()
-        self.bus_port = _free_port()
+        self.port = free_port()
+        self.bus_port = free_port()
         """Where servers of a cluster speak to each other."""
         self.settings = {"appendonly": "yes", "appendfsync": "always", "save": "", **settings}
         if "cluster-enabled" in settings:
@@ -56,7 +54,6 @@ class RedisServer:
             time.sleep(0.01)
 
     def launch(self) -> None:
-        """Start it, and do not wait."""
         assert self._process is None
         options = [part for name, value in self.settings.items() for part in (f"--{name}", value)]
         fixed = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder)]
@@ -73,11 +70,12 @@ class RedisServer:
         return True
 
     def kill(self) -> None:
-        """SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    remove = kill
 
     def restart(self) -> None:
         self.kill()
@@ -88,19 +86,17 @@ class RedisServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
-    def resume(self) -> None:
+    def go_on(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     @property
     def has_waitaof(self) -> bool:
-        """Since 7.2."""
         version = self.client.info("server")["redis_version"].split(".")
         return (int(version[0]), int(version[1])) >= (7, 2)
 
     @property
     def log_files(self) -> list[Path]:
-        """What it has written of its commands."""
         return sorted((self.folder / "appendonlydir").glob("*.incr.aof"))
 
 
@@ -111,9 +107,3 @@ def skip_without_a_server() -> None:
         if os.environ.get("CI") or os.environ.get("EXACTLYONCE_REQUIRE_STORES") == "1":
             pytest.fail(missing)
         pytest.skip(missing)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,28 +11,29 @@ from mariadb_server import DATABASE, MariaDB
 from postgres_server import PostgresServer
 from statement_proxy import StatementProxy
 from table_keys import key_of
+from waiting import until
 
 from exactlyonce.sinks import MySQLSink, PostgresSink
 from exactlyonce.sinks.mysql.store import MySQLStore
 from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.sinks.sql.table import row_fields
+from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
 
 ORIGIN = "topic-1"
+on_postgres = pytest.mark.parametrize("tables", ["postgres"], indirect=True)
+on_mariadb = pytest.mark.parametrize("tables", ["mariadb"], indirect=True)
 TOTALS = [("ann", 1), ("bob", 2), ("cid", 3), ("dan", 4)]
 """What `chunks` holds."""
 
 
 class Total(msgspec.Struct, frozen=True):
-    """A row."""
-
     customer: str
     cents: int
 
 
 def entry(checkpoint: int, subtask: int = 0) -> LedgerEntry:
-    """Of incarnation 1."""
     return LedgerEntry(
         pipeline="p", sink="s", subtask=subtask, checkpoint=checkpoint, previous=0, incarnation=1, origin=ORIGIN
     )
@@ -41,12 +42,11 @@ def entry(checkpoint: int, subtask: int = 0) -> LedgerEntry:
 class Tables(ABC):
     """A server with an empty database, and stores that write to its table `totals`."""
 
+    name: str
     commit: str
     """A COMMIT as it comes over the connection."""
     lost: str
     """What is said of a connection that was cut."""
-    killed: str
-    """What is said when the server is killed, whose processes may have a word yet."""
     locked: str
     """What is said of a lock that another holds for too long."""
     spoilt: bytes
@@ -54,122 +54,110 @@ class Tables(ABC):
     spoilt_why: str
     """What is said of it."""
 
-    def __init__(self, port: int) -> None:
-        self.proxy = StatementProxy(port)
+    def __init__(self, server: Any) -> None:
+        self.server, self.proxy = server, StatementProxy(server.port)
         self._stores: list[Store] = []
+        self.filled: list[Any] = []
+        """What a test keeps from one example to the next."""
 
     @abstractmethod
-    def _store(self, mode: str, *, quick: bool, proxied: bool) -> Store:
-        """A store, not checked."""
+    def sink(self, table: str, **options: Any) -> WriteAheadSink[Any]:
+        """The description of one; the variable TOTALS_DSN says where the server is."""
+
+    @abstractmethod
+    def _quick(self, sink: Any, type_: Any) -> Store:
+        """A store that gives up locks soon."""
 
     @abstractmethod
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         """Run it, sharing no code with the sinks."""
 
     @abstractmethod
-    def kill(self) -> None:
-        """SIGKILL to the server; its data stay."""
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start it again."""
-
-    @abstractmethod
     def waits_for_a_lock(self) -> bool:
         """Whether anybody does."""
 
-    def store(self, mode: str = "append", *, quick: bool = False, proxied: bool = False) -> Store:
-        """A store; one that is *quick* gives up locks soon, one that is *proxied* goes by the proxy."""
-        self._stores.append(self._store(mode, quick=quick, proxied=proxied))
+    def until_a_lock_is_waited_for(self) -> None:
+        until(self.waits_for_a_lock, pause_s=0.15)  # InnoDB shows new locks only to those who have not looked for 0.1 s
+
+    def of(self, type_: Any, table: str = "totals", *, quick: bool = False, **options: Any) -> Store:
+        """A store for rows of this type, in a table that is there; one that is *quick* gives up locks soon."""
+        sink = self.sink(table, **{"dsn": "env:TOTALS_DSN", **options})
+        assert list(sink.problems(type_)) == []
+        self._stores.append(self._quick(sink, type_) if quick else sink.store(type_))
         return self._stores[-1]
 
+    def store(self, mode: str = "append", *, quick: bool = False, proxied: bool = False) -> Store:
+        dsn = "env:PROXIED_DSN" if proxied else "env:TOTALS_DSN"
+        return self.of(Total, quick=quick, dsn=dsn, create=True, mode=mode, key=key_of(mode))
+
     def ready(self, mode: str = "append", **more: bool) -> Store:
-        """A store that was checked and has fenced."""
         store = self.store(mode, **more)
         store.check()
         store.fence("p", "s", 1, ORIGIN)
         return store
 
     def chunks(self, store: Store) -> list[bytes]:
-        """Two, of two rows each."""
         encoded = store.encoder().encode([Total(*each) for each in TOTALS])
         return [b"".join(encoded[:2]), b"".join(encoded[2:])]
 
     def totals(self) -> list[tuple[Any, ...]]:
-        """The rows of the table, in order."""
         return self.sql("SELECT customer, cents FROM totals ORDER BY 1, 2")
 
     def close(self) -> None:
-        """Close the stores and the proxy."""
         for each in self._stores:
             each.close()
         self.proxy.close()
 
 
 class PostgresTables(Tables):
-    """PostgreSQL."""
-
+    server: PostgresServer
+    name = "postgres"
     commit, lost, locked = "COMMIT\0", "lost during a request", "another session holds a lock"
-    killed = "Nothing is lost"
     spoilt, spoilt_why = b"no row\n", "encoded for other columns"
 
     def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(server.port)
-        self._server = server
+        super().__init__(server)
         self.sql("DROP SCHEMA public CASCADE")
         self.sql("CREATE SCHEMA public")
         monkeypatch.setenv("TOTALS_DSN", server.dsn("postgres"))
         monkeypatch.setenv("PROXIED_DSN", server.dsn("postgres", port=self.proxy.port))
 
-    def kill(self) -> None:
-        self._server.kill()
+    def sink(self, table: str, **options: Any) -> PostgresSink[Any]:
+        return PostgresSink(table, **options)
 
-    def start(self) -> None:
-        self._server.start()
-
-    def _store(self, mode: str, *, quick: bool, proxied: bool) -> Store:
-        dsn = "env:PROXIED_DSN" if proxied else "env:TOTALS_DSN"
-        sink = PostgresSink[Total]("totals", dsn=dsn, create=True, mode=mode, key=key_of(mode))
-        return PostgresStore(sink, Total, Limits(lock=0.3, grace=0.3) if quick else Limits())
+    def _quick(self, sink: Any, type_: Any) -> Store:
+        return PostgresStore(sink, type_, Limits(lock=0.3, grace=0.3))
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return self._server.execute(statement)
+        return self.server.execute(statement)
 
     def waits_for_a_lock(self) -> bool:
         return self.sql("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted") == [(True,)]
 
 
 class MariaDBTables(Tables):
-    """MariaDB."""
-
+    server: MariaDB
+    name = "mariadb"
     commit, lost = "\x03COMMIT", "has closed the connection, or it was cut"
-    locked, killed = "waited too long for a lock", lost
+    locked = "waited too long for a lock"
     spoilt, spoilt_why = b"(1,2,3,4),\f", "encoded for other types"
 
     def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(server.port)
-        self._server = server
+        super().__init__(server)
         server.sql(f"DROP DATABASE {DATABASE}", database=None)
         server.sql(f"CREATE DATABASE {DATABASE} CHARACTER SET utf8mb4", database=None)
         monkeypatch.setenv("TOTALS_DSN", server.dsn)
         monkeypatch.setenv("PROXIED_DSN", server.dsn.replace(str(server.port), str(self.proxy.port)))
 
-    def kill(self) -> None:
-        self._server.kill()
+    def sink(self, table: str, **options: Any) -> MySQLSink[Any]:
+        return MySQLSink(table, **options)
 
-    def start(self) -> None:
-        self._server.start()
-
-    def _store(self, mode: str, *, quick: bool, proxied: bool) -> Store:
-        dsn = "env:PROXIED_DSN" if proxied else "env:TOTALS_DSN"
-        sink = MySQLSink[Total]("totals", dsn=dsn, create=True, mode=mode, key=key_of(mode))
-        return MySQLStore(
-            "totals", row_fields(Total, mode, sink.key), address=sink.address, mode=mode, key=sink.key, create=True,
-            with_ledger=True, timeout_s=2.0 if quick else 30.0,
-        )  # fmt: skip
+    def _quick(self, sink: Any, type_: Any) -> Store:
+        fields = row_fields(type_, sink.mode, sink.key)
+        return MySQLStore(sink.table, fields, **{**sink._options(), "timeout_s": 3.0})
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        return self._server.sql(statement)
+        return self.server.sql(statement)
 
     def waits_for_a_lock(self) -> bool:
         waiting = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"

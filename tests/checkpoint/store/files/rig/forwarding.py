@@ -6,6 +6,8 @@ import socket
 import threading
 from contextlib import suppress
 
+from exactlyonce.connectors.embedded.broker import free_port
+
 
 class Forwarder:
     """Forwards connections of a loopback port; while it is away they are refused, and open ones end."""
@@ -13,23 +15,14 @@ class Forwarder:
     def __init__(self, target: int) -> None:
         self._target = target
         self._open: set[socket.socket] = set()
-        self._listener: socket.socket | None = None
-        self.port = 0
+        self.port = free_port()  # which nobody else is given while this is away
         self.come_back()
 
     def come_back(self) -> None:
-        """Take connections."""
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port))
-        listener.listen(64)
-        self.port = listener.getsockname()[1]
-        self._listener = listener
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        self._listener = socket.create_server(("127.0.0.1", self.port), backlog=64)
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def go_away(self) -> None:
-        """Refuse connections, and end those that are open."""
-        assert self._listener is not None
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -6,17 +6,17 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from waiting import until
+
+from exactlyonce.connectors.embedded.broker import free_port
 
 JARS = Path.home() / ".cache" / "exactlyonce" / "minidfs-3.5.0"
-LIMIT_S = 240.0
 _MAIN = "org.apache.hadoop.test.MiniDFSClusterManager"
 _OF_PYSPARK = ("hadoop-client-*", "slf4j-api-*", "jcl-over-slf4j-*", "log4j-*")
 _ARTIFACTS = (
@@ -67,15 +67,12 @@ class HdfsServer:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._class_path = folder, jars(folder)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.process: subprocess.Popen[bytes]
         self._start("-format")
 
     @property
     def host(self) -> str:
-        """As a URL has it."""
         return f"127.0.0.1:{self.port}"
 
     def _start(self, *arguments: str) -> None:
@@ -88,11 +85,8 @@ class HdfsServer:
         java = ["java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", self._class_path, _MAIN]
         with open(self._folder / "server.log", "ab") as log:
             self.process = subprocess.Popen([*java, *options], cwd=self._folder, stdout=log, stderr=log)
-        deadline = time.monotonic() + LIMIT_S
-        while not _whole(details):
-            assert self.process.poll() is None, (self._folder / "server.log").read_text()[-2000:]
-            assert time.monotonic() < deadline, "HDFS is up"
-            time.sleep(0.1)
+        until(lambda: _whole(details) or self.process.poll() is not None, pause_s=0.1)
+        assert self.process.poll() is None, (self._folder / "server.log").read_text()[-2000:]
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -114,7 +108,6 @@ class HdfsServer:
             os.kill(self.process.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Its files stay, with the folder."""
         self.process.kill()
         self.process.wait()
 

@@ -26,8 +26,6 @@ while True:
 
 
 class S3Server:
-    """With one bucket."""
-
     def __init__(self, *, knows_nobody: bool = False) -> None:
         """*knows_nobody*: once it has its bucket it refuses everybody's credentials."""
         env = {**os.environ, **({"INITIAL_NO_AUTH_ACTION_COUNT": "1"} if knows_nobody else {})}
@@ -40,7 +38,6 @@ class S3Server:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a client takes its endpoint and its credentials from."""
         return {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.door.port}",
             "AWS_ACCESS_KEY_ID": "key",
@@ -58,15 +55,12 @@ class S3Server:
         )
 
     def put(self, key: str, content: bytes) -> None:
-        """As an operator would."""
         urllib.request.urlopen(self._request("PUT", f"/{BUCKET}/{key}", content)).close()
 
     def delete(self, key: str) -> None:
-        """As an operator's mistake would."""
         urllib.request.urlopen(self._request("DELETE", f"/{BUCKET}/{key}")).close()
 
     def listed(self) -> set[str]:
-        """All that there are; a thousand at most."""
         with urllib.request.urlopen(self._request("GET", f"/{BUCKET}?list-type=2&max-keys=1000")) as answer:
             listing = answer.read().decode()
         assert "<IsTruncated>true" not in listing
@@ -74,7 +68,6 @@ class S3Server:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """It takes connections, and answers nothing."""
         os.kill(self.process.pid, signal.SIGSTOP)
         try:
             yield
@@ -91,7 +84,6 @@ class S3Server:
             self.door.come_back()
 
     def close(self) -> None:
-        """It forgets everything."""
         self.door.go_away()
         self.process.kill()
         self.process.wait()

@@ -1,0 +1,79 @@
+"""The one rule for an error of the user's code: it is an outage, a fault of the record, or a defect of the code.
+
+Invariant: an error that may come from an outage is never taken for a bad record, so that nothing is skipped for it.
+
+An outage is an OSError (TimeoutError and ConnectionError among them), an `Unavailable`, or whatever was raised from one
+(`raise ... from error`, as HTTP clients do). The work is done again: codecs after a pause, everything by a restart of
+the job. A bad record is what decoders raise on bytes. All else is neither: the job stops before the record.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+import zlib
+from collections.abc import Callable
+from gzip import BadGzipFile
+from typing import TypeVar
+
+from fastavro.read import SchemaResolutionError
+
+from exactlyonce.pipeline.errors import USERS_ERRORS, Unavailable
+
+T = TypeVar("T")
+
+RETRY_PAUSES_S = (0.1, 0.5)
+"""How long a codec rests between two attempts during an outage. After the last one the job restarts."""
+pause: Callable[[float], None] = time.sleep
+"""Rests for so many seconds; a parameter wherever it is used."""
+
+_OF_THE_RECORD = (
+    ValueError,  # msgspec's errors and UnicodeError are ValueErrors
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    EOFError,
+    StopIteration,
+    RecursionError,
+    BadGzipFile,
+    SchemaResolutionError,
+    struct.error,
+    zlib.error,
+)
+"""What decoders raise on bytes, or on parsed values of another shape."""
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether *error* comes from an outage of something that the user's code asks.
+
+    >>> is_outage(ConnectionRefusedError()), is_outage(ValueError("no number"))
+    (True, False)
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError | Unavailable) and not isinstance(cause, BadGzipFile):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def is_bad_record(error: BaseException) -> bool:
+    """Whether *error* is what a decoder raises on bytes that it cannot read.
+
+    >>> is_bad_record(KeyError("id")), is_bad_record(RuntimeError()), is_bad_record(TimeoutError())
+    (True, False, False)
+    """
+    return isinstance(error, _OF_THE_RECORD) and not is_outage(error)
+
+
+def retried(call: Callable[[], T], sleep: Callable[[float], None] = pause) -> T:
+    """What *call* returns, which is called again after each of `RETRY_PAUSES_S` while it meets an outage."""
+    for pause_s in RETRY_PAUSES_S:
+        try:
+            return call()
+        except USERS_ERRORS as error:
+            if not is_outage(error):
+                raise
+        sleep(pause_s)
+    return call()

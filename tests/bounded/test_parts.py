@@ -1,0 +1,160 @@
+"""Parts of bounded work without a broker: staged files, ranges, stop offsets, readers in turn, and loops."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+from bounded import Silent
+from manifests import committable, manifest
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.ranges import Reading, parts
+from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
+from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets
+from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.unit import turns
+from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, read_frames
+from exactlyonce.engines.bounded.unit.turns import ReaderInTurn
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.surroundings.preflight import Inputs
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.loading import Loaded, load
+
+
+def staged(path: Path, *frames: bytes) -> StagedFile:
+    writer = FrameWriter(path)
+    for frame in frames:
+        writer.write(frame, 1, b"<")
+    file = writer.close()
+    assert file is not None
+    return file
+
+
+def test_frames_come_back(tmp_path: Path) -> None:
+    file = staged(tmp_path / "file", b"one", b"", b"three" * 1_000_000)
+    assert list(read_frames(file)) == [b"<one", b"<", b"<" + b"three" * 1_000_000]
+    assert file.records == 3
+    assert FrameWriter(tmp_path / "none").close() is None
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
+    file = staged(tmp_path / "file", b"one", b"two")
+    for wrong in (msgspec.structs.replace(file, path=str(tmp_path / "other")), msgspec.structs.replace(file, size=99)):
+        with pytest.raises(ConfigError, match="Every executor must see the folder of --staging"):
+            list(read_frames(wrong))
+
+
+@pytest.mark.parametrize("records_max", [1, 7, 100, 1_000])
+def test_parts_are_the_whole(records_max: int) -> None:
+    ranges = (Reading("s", "t", 0, 5, 105), Reading("s", "t", 1, 0, 0), Reading("u", "v", 0, 10, 43))
+    found = list(parts(ranges, records_max))
+    for place, each in enumerate(ranges):
+        ends = [each.start, *(part[place].end for part in found)]
+        assert [part[place].start for part in found] == ends[:-1]
+        assert ends[-1] == each.end
+        assert ends == sorted(ends)
+    assert max(sum(each.length for each in part) for part in found) <= records_max + len(ranges)
+
+
+def inputs(ends: dict[int, int]) -> Inputs:
+    def end_offsets(topic: str, *, committed: bool) -> dict[int, int]:
+        return ends
+
+    topics = SimpleNamespace(end_offsets=end_offsets)
+    return cast(Inputs, SimpleNamespace(sources={"s": SimpleNamespace(topic="t")}, topics=cast(Any, topics)))
+
+
+def test_a_partition_that_appears_meanwhile() -> None:
+    seen, starts = inputs({0: 10, 1: 20, 2: 5}), {"s": {0: 3, 1: 4}}
+    assert StopOffsets().ends(seen, starts) == {"s": {0: 10, 1: 20}}
+    assert StopOffsets(offsets={"t": {0: 7, 1: LATEST}}).ends(seen, starts) == {"s": {0: 7, 1: 20}}
+    with pytest.raises(ConfigError, match="Every partition of t needs an end: 0, 1;"):
+        StopOffsets(offsets={"t": {0: 7, 1: LATEST, 2: 5}}).ends(seen, starts)
+
+
+class Numbers:
+    """A `SplitReader` of numbers up to *end*, which knows who is open."""
+
+    def __init__(self, start: SourceOffset, end: int, is_open: set[Numbers]) -> None:
+        self._start, self._end, self._open = start, end, is_open
+        self._open.add(self)
+
+    def read(self, records_max: int) -> list[Any]:
+        at = self._start.offset
+        found = list(range(at, min(at + records_max, self._end)))
+        self._start = msgspec.structs.replace(self._start, offset=at + len(found))
+        return found
+
+    def position(self) -> SourceOffset:
+        return self._start
+
+    def close(self) -> None:
+        self._open.discard(self)
+
+
+def test_few_readers_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "OPEN_READERS_MAX", 2)
+    is_open, staying = set[Numbers](), set[ReaderInTurn]()
+    ends = [10 + number for number in range(10)]
+    readers = [
+        ReaderInTurn(SourceOffset("s", "t", "", number, 0), partial(Numbers, end=end, is_open=is_open), staying)
+        for number, end in enumerate(ends)
+    ]
+    assert not is_open
+    found: dict[int, list[int]] = {number: [] for number in range(10)}
+    unfinished = list(found)
+    while unfinished:
+        for number in list(unfinished):
+            records = readers[number].read(3)
+            found[number] += records
+            if not records:
+                unfinished.remove(number)
+            assert len(is_open) <= 2
+        assert len(is_open) == min(2, len(unfinished))
+    assert [found[number] for number in found] == [list(range(end)) for end in ends]
+    assert [each.position().offset for each in readers] == ends
+    assert readers[0].read(3) == []
+    for each in readers:
+        each.close()
+    assert not is_open
+
+
+NOBODY = ClientConfig({"bootstrap.servers": "127.0.0.1:1"})
+
+
+@pytest.fixture
+def retry(monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """A pipeline with a loop, in which no stage comes first."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    return load("retry:pipeline", {})
+
+
+def test_loops_are_refused(retry: Loaded, tmp_path: Path) -> None:
+    """Before a broker is asked; the error names the local engine."""
+    with pytest.raises(ConfigError, match=r"loop 'retry'.*`exactlyonce run`"):
+        CatchingUp(retry, RunOptions(NOBODY), in_process, tmp_path, Silent()).run()
+
+
+def test_a_loop_is_not_replayed(retry: Loaded, tmp_path: Path) -> None:
+    """The reason, with which the run halts, names the loop, before a broker is asked."""
+    graph = retry.pipeline.build()
+    same = {"pipeline": "retry", "fingerprint": graph.fingerprint(), "max_parallelism": graph.max_parallelism}
+    lost = committable("eo:retry:charged:0:1.0:0", checkpoint=2)
+    decided = manifest(checkpoint=2, base=1, previous=1, committables=(lost,), **same)
+    history = History("retry")
+    history.manifests.update({1: manifest(checkpoint=1, base=0, previous=0, **same), 2: decided})
+    repair = ReplayRepair(retry, NOBODY, 60_000, lambda: history, lambda text: None, lambda stack: in_process, tmp_path)
+    reason = repair(decided, lost, "eo:retry:charged:0:2.0:0")
+    repair.close()
+    assert isinstance(reason, str)
+    assert "loop 'retry'" in reason
+    assert "in a cycle none comes first" in reason

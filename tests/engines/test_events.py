@@ -1,0 +1,135 @@
+"""Events: which of them are told, and what the last one of a command says."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from exactlyonce import Pipeline
+from exactlyonce.checkpoint.decision_log import fenced
+from exactlyonce.checkpoint.records.manifest import Incarnation
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.engines.bounded.submit import perform, settled
+from exactlyonce.engines.events import Selection, ending
+from exactlyonce.engines.local.reporting import JsonReporter
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt, RecordError
+from exactlyonce.sinks import KafkaSink
+from exactlyonce.testing.cluster import KafkaCluster
+
+NEWEST = Incarnation(incarnation=3, host="h2", process=7, started_at_ms=0, heartbeat_ms=0)
+
+
+def test_a_halt_has_its_choices() -> None:
+    text = "Input is gone.\n  Choices: (1) restore it; (2) go on without `p`; or (3) `exactlyonce reset p`.\n  No more."
+    told = ending(Halt(text, topic="orders", partition=2), "p", lambda said: said.replace("orders", "***"))
+    assert told["choices"] == ["restore it", "go on without `p`", "`exactlyonce reset p`"]
+    assert (told["event"], told["code"], told["topic"], told["partition"]) == ("failed", 6, "***", 2)
+    assert "choices" not in ending(Halt("Run it again."), "p", str)
+
+
+def test_a_takeover_says_by_whom() -> None:
+    told = ending(fenced("p", 2, NEWEST), "p", str)
+    assert (told["event"], told["by_incarnation"], told["by_host"], told["by_process"]) == ("taken_over", 3, "h2", 7)
+    assert "by_host" not in ending(fenced("p", 3, NEWEST), "p", str), "who begins is not in the log yet"
+
+
+@pytest.mark.parametrize("error", [RecordError("bad", operator="in", offset=3), RecordError("bad")])
+def test_facts_survive_pickling(error: ExactlyOnceError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.facts) == ("bad", error.facts)
+
+
+def test_facts_come_back_from_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a unit fails with in another process is raised by the driver with all that it is about."""
+
+    def failing(work: bytes, label: str) -> bytes:
+        raise RecordError("bad", topic="orders", partition=1, offset=7)
+
+    monkeypatch.setattr("exactlyonce.engines.bounded.submit._KINDS", {"unit": failing})
+    with pytest.raises(RecordError) as raised:
+        settled([perform(b"\x81\xa4type\xa4unit", "inline-1-0")])
+    assert raised.value.facts == {"topic": "orders", "partition": 1, "offset": 7}
+
+
+def checkpoint(at_s: float, records_in: int = 0, **changed: Any) -> dict[str, Any]:
+    told = {"event": "checkpoint", "at_ms": round(at_s * 1000), "kind": "checkpoint", "records_committed": 0}
+    return {**told, "records_in": records_in, **changed}
+
+
+def test_an_idle_run_tells_a_checkpoint_a_minute() -> None:
+    """A day of checkpoints, one a second, without a record: a line a minute."""
+    stream = io.StringIO()
+    reporter = JsonReporter(stream)
+    for second in range(86_400):
+        reporter.event(checkpoint(second))
+    times = [json.loads(line)["at_ms"] for line in stream.getvalue().splitlines()]
+    assert times == list(range(0, 86_400_000, 60_000))
+
+
+@pytest.mark.parametrize(
+    ("then", "told"),
+    [
+        (checkpoint(1), False),
+        (checkpoint(1, records_in=7), True),
+        (checkpoint(1, records_committed=1), True),
+        (checkpoint(1, kind="savepoint"), True),
+        (checkpoint(1, kind="final"), True),
+        (checkpoint(-3600), True),
+        (checkpoint(60), True),
+    ],
+    ids=["idle", "read", "written", "savepoint", "final", "the clock is set back", "a minute later"],
+)
+def test_which_checkpoints_are_told(then: dict[str, Any], told: bool) -> None:
+    selection = Selection()
+    assert selection(checkpoint(0))
+    assert selection(then) == told
+    assert Selection("debug")(then)
+
+
+def test_levels() -> None:
+    """A level takes what is as grave as it is, or graver."""
+    kinds = ("step", "started", "ended", "note", "taken_over", "failed")
+    told = {
+        level: [kind for kind in kinds if Selection(level)({"event": kind})] for level in ("info", "warning", "error")
+    }
+    assert told["info"] == ["started", "ended", "note", "taken_over", "failed"]
+    assert told["warning"] == ["note", "taken_over", "failed"]
+    assert told["error"] == ["taken_over", "failed"]
+    with pytest.raises(ConfigError, match="log_level is 'loud': it must be one of debug, info, warning, error"):
+        Selection("loud")
+
+
+@pytest.mark.broker
+def test_events_in_python(kafka: KafkaCluster, topic_name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """`on_event` gets, from one thread, what would be lines of JSON, and stderr gets nothing."""
+    for topic in ("in", "out"):
+        kafka.create_topic(f"{topic_name}-{topic}")
+    kafka.produce(f"{topic_name}-in", [("k", "v")])
+    pipeline = Pipeline(topic_name)
+    pipeline.source("in", KafkaSource(f"{topic_name}-in", value=str)).sink("out", KafkaSink(f"{topic_name}-out"))
+    told: list[Mapping[str, Any]] = []
+    threads: set[threading.Thread] = set()
+
+    def on_event(event: Mapping[str, Any]) -> None:
+        told.append(event)
+        threads.add(threading.current_thread())
+
+    def run(**options: Any) -> None:
+        servers = kafka.bootstrap_servers
+        pipeline.run(inline=True, until="latest", bootstrap_servers=servers, on_event=on_event, **options)
+
+    run()
+    assert (told[0]["event"], told[-1]["event"], told[-1]["records_in"]) == ("started", "ended", 1)
+    assert "step" not in {event["event"] for event in told}
+    assert len(threads) == 1
+    run(log_level="debug")
+    assert "step" in {event["event"] for event in told}
+    assert '"event"' not in capfd.readouterr().err
+    with pytest.raises(ConfigError, match="on_event is 'print': give a function"):
+        pipeline.run(inline=True, on_event="print")

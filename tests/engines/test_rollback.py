@@ -1,0 +1,40 @@
+"""A deployment that is rolled back: code of before goes on from the state of newer code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from running import QUICK, Job, run_here
+
+pytestmark = pytest.mark.broker
+
+
+def finish(job: Job, code: str, *arguments: str, ends: int = 0) -> str:
+    """Run to the end of what was fed; what was said."""
+    given = ("--param", f"name={job.name}", "--param", f"code={code}", "--until", "latest", "--inline", *QUICK)
+    ended = run_here(job.kafka.bootstrap_servers, "pipelines:tallied", *given, *arguments)
+    assert ended.code == ends, ended.said
+    return ended.said
+
+
+@pytest.mark.parametrize("backend", ["hashmap", pytest.param("rocksdb", marks=pytest.mark.exhaustive)])
+def test_a_rollback(backend: str, job_of: Callable[..., Job]) -> None:
+    """A new field that has its default goes with a note. One that has not is refused before anything is fenced, with
+    how many keys have it; it goes where that is asked for."""
+    job = job_of("linear", partitions=1)
+    state = ("--state-backend", backend)
+    job.feed(20, customers=5)
+    finish(job, "after", *state)
+    job.feed(2, customers=5)
+    assert "Tally.count; 5 keys have their defaults there" in finish(job, "before", *state)
+    job.feed(3, customers=3)
+    assert "Tally.count" not in finish(job, "counting", *state)
+    history = job.history()
+    said = finish(job, "before", *state, ends=2)
+    assert "Tally.count. In 3 of 5 keys they do not have their defaults" in said
+    assert "--allow-dropped-fields" in said
+    assert job.history().incarnations == history.incarnations
+    job.feed(10, customers=5)
+    assert "3 of 5 keys had other values there" in finish(job, "before", "--allow-dropped-fields", *state)
+    job.assert_totals()

@@ -1,0 +1,221 @@
+"""Tests of the selection, on suites of three tests."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from affected import ROOT, git
+from selection import LEFT_OUT, is_on_spark
+
+from exactlyonce.testing.cluster import LIMIT_S
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = """
+from selection import Selection, add_options
+
+def pytest_addoption(parser):
+    add_options(parser)
+
+def pytest_configure(config):
+    config.pluginmanager.register(Selection(config))
+    for mark in ("exhaustive", "docker"):
+        config.addinivalue_line("markers", mark)
+"""
+AS_SOMEBODY = ("-c", "user.name=x", "-c", "user.email=x@x")
+SUITE = """
+import pytest
+
+def test_plain():
+    pass
+
+@pytest.mark.exhaustive(but=["one"])
+@pytest.mark.parametrize("case", ["one", "two", "three"])
+def test_sampled(case):
+    pass
+
+@pytest.mark.exhaustive(matrix=True, in_all=["one"])
+@pytest.mark.parametrize("case", ["one", "two"])
+def test_matrix(case):
+    pass
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    monkeypatch.delenv("CI_BASE", raising=False)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    pytester.makeconftest(CONFTEST)
+    pytester.makeini(f"[pytest]\npythonpath = {Path(__file__).parent}\naddopts = -p no:cacheprovider")
+    return pytester
+
+
+def commit(suite: pytest.Pytester) -> None:
+    if not (suite.path / ".git").exists():
+        git("init", "-q", root=suite.path)
+        (suite.path / ".gitignore").write_text("__pycache__\n.pytest_cache\n")
+    git("add", "-A", root=suite.path)
+    git(*AS_SOMEBODY, "commit", "-qm", "x", root=suite.path)
+
+
+def merge(suite: pytest.Pytester) -> None:
+    """A merge commit that changes nothing."""
+    parents = ["HEAD"]
+    for _ in range(2):
+        arguments = [word for parent in parents for word in ("-p", parent)]
+        parents.append(git(*AS_SOMEBODY, "commit-tree", "-m", "x", "HEAD^{tree}", *arguments, root=suite.path))
+    git("update-ref", "HEAD", parents[-1], root=suite.path)
+
+
+def said(count: int, reason: str) -> str:
+    return f"{count} tests {LEFT_OUT[reason]}"
+
+
+@pytest.mark.parametrize(
+    ("options", "passed", "left_out"),
+    [
+        ("--sample", 2, f"{said(3, 'exhaustive')}; {said(1, 'matrix')}"),
+        ("", 5, said(1, "matrix")),
+        ("--matrix", 6, "nothing"),
+        ("--sample -k plain", 1, f"{said(3, 'exhaustive')}; {said(1, 'matrix')}"),
+        ("--sample -n 2 --dist loadfile", 2, f"{said(3, 'exhaustive')}; {said(1, 'matrix')}"),
+    ],
+)
+def test_marked_cases_are_left_out(suite: pytest.Pytester, options: str, passed: int, left_out: str) -> None:
+    suite.makepyfile(SUITE)
+    result = suite.runpytest(*options.split())
+    result.assert_outcomes(passed=passed, deselected=result.parseoutcomes().get("deselected", 0))
+    assert f"left out: {left_out}" in result.outlines
+
+
+def test_without_an_engine_containers_are_skipped_but_not_in_ci(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite.makepyfile("import pytest\n@pytest.mark.docker\ndef test_it():\n    assert False")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere")
+    monkeypatch.setenv("CI", "")
+    assert f"left out: {said(1, 'docker')}" in suite.runpytest().outlines
+    monkeypatch.setenv("CI", "true")
+    suite.runpytest().assert_outcomes(failed=1)
+
+
+def test_a_broken_off_run_goes_on_where_it_was(suite: pytest.Pytester) -> None:
+    """What passed is run again once a file has changed, and after a run that ended well; what was skipped, always."""
+    suite.makepyfile(test_a="def test_a(): pass", test_b="import os\ndef test_b(): assert 'FIXED' in os.environ")
+    suite.makepyfile(test_c="import pytest\ndef test_c(): pytest.skip('not here')")
+    commit(suite)
+    suite.runpytest("--resume").assert_outcomes(passed=1, failed=1, skipped=1)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("FIXED", "1")
+        suite.makepyfile(test_b="import os\ndef test_b(): assert 'FIXED' in os.environ  # another text")
+        suite.runpytest("--resume").assert_outcomes(passed=2, skipped=1)
+        suite.runpytest("--resume").assert_outcomes(passed=2, skipped=1)
+    suite.runpytest("--resume").assert_outcomes(passed=1, failed=1, skipped=1)
+    again = suite.runpytest("--resume", "-n", "2", "--dist", "loadfile")
+    again.assert_outcomes(failed=1, skipped=1)
+    assert f"left out: {said(1, 'passed')}" in again.outlines
+
+
+DEADLY = """
+import os
+from pathlib import Path
+
+def test_first(): pass
+def test_deadly():
+    if not Path("died").exists():
+        Path("died").touch()
+        os._exit(1)
+def test_last(): pass
+"""
+
+
+def test_a_worker_process_that_replaces_another_goes_on(suite: pytest.Pytester) -> None:
+    """What has passed meanwhile is no reason to leave tests out: processes of different tests get none."""
+    suite.makepyfile(DEADLY)
+    commit(suite)
+    result = suite.runpytest_subprocess("--resume", "-n", "1", "--dist", "loadfile", timeout=LIMIT_S)
+    result.assert_outcomes(passed=3, failed=1)  # the deadly one is tried again
+
+
+CASES = """
+import pytest, {module}
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("n", range(40))
+def test_it(n):
+    pass
+"""
+
+
+def test_a_share_of_all_and_everything_that_changed(suite: pytest.Pytester) -> None:
+    """Eight merges run each case once; those of what changed run at once, but none after its minutes."""
+    suite.makepyfile(changing="", steady="", test_changing=CASES.format(module="changing"))
+    suite.makepyfile(test_steady=CASES.format(module="steady") + "\ndef test_sampled(): pass\n")
+    commit(suite)
+    ran = []
+    for _ in range(8):
+        result = suite.runpytest("--changed", "HEAD", "-v", "-k", "test_steady")
+        ran += [line.split()[0] for line in result.outlines if "PASSED" in line]
+        merge(suite)
+        git(*AS_SOMEBODY, "commit", "-qm", "a commit in between", "--allow-empty", root=suite.path)
+    assert sorted(ran) == sorted(f"test_steady.py::test_it[{n}]" for n in range(40))
+
+    suite.makepyfile(changing="changed = True")
+    whole = suite.runpytest("--changed", "HEAD", "-v")
+    order = [line.split("::")[0] for line in whole.outlines if "PASSED" in line]
+    assert order.count("test_changing.py") == 40
+    assert 0 < order.count("test_steady.py") < 40
+    assert "test_steady.py" not in order[-20:], "the share comes first"
+    late = suite.runpytest("--changed", "HEAD", "--minutes", "0.0000001")
+    assert said(late.parseoutcomes()["skipped"], "late") in late.outlines[-2] + late.outlines[-3]
+    assert late.parseoutcomes()["passed"] < whole.parseoutcomes()["passed"]
+
+
+def test_a_history_that_is_cut_off_is_refused(suite: pytest.Pytester) -> None:
+    """It has neither what changed nor the merges: the same eighth alone would run each time."""
+    suite.makepyfile("def test_it(): pass")
+    commit(suite)
+    merge(suite)
+    git("clone", "-q", "--depth", "1", suite.path.as_uri(), "cut", root=suite.path)
+    result = suite.runpytest("--changed=", "--rootdir=cut", "cut")
+    assert result.ret is pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines("*git fetch --unshallow")
+
+
+def test_every_mark_is_meant(collected_tests: list[pytest.Item]) -> None:
+    """Each case that a mark names is one of its test's, in a list; only a matrix has cases `in_all`."""
+    cases: dict[str, set[str]] = {}
+    named: dict[str, set[str]] = {}
+    for item in collected_tests:
+        for marker in item.iter_markers("exhaustive"):
+            test, lists = item.nodeid.split("[")[0], {**marker.kwargs}
+            is_matrix = lists.pop("matrix", False)
+            assert set(lists) <= ({"but", "in_all"} if is_matrix else {"but"}), (test, marker)
+            assert not marker.args, (test, marker)
+            assert all(isinstance(each, list) for each in lists.values()), (test, marker)
+            cases.setdefault(test, set()).add(item.callspec.id if hasattr(item, "callspec") else "")
+            named.setdefault(test, set()).update(*lists.values())
+    assert {test: missing for test in cases if (missing := named[test] - cases[test])} == {}
+
+
+def test_the_matrix_is_where_make_looks_for_it(collected_tests: list[pytest.Item]) -> None:
+    """No other command runs all of it."""
+    (line,) = re.findall(r"--matrix .*", (ROOT / "Makefile").read_text())
+    places = tuple(word for word in line.split() if word.startswith("tests/"))
+    marked = {item.nodeid for item in collected_tests for marker in item.iter_markers("exhaustive")
+              if marker.kwargs.get("matrix")}  # fmt: skip
+    assert [test for test in marked if not test.startswith(places)] == []
+
+
+def test_every_file_of_tests_is_collected() -> None:
+    """But for one, which a test starts as a run of its own."""
+    ours = [path for path in (ROOT / "tests").rglob("*.py") if not path.name.startswith("test_")]
+    with_tests = [path for path in ours if re.search(r"^(class Test|def test_)", path.read_text(), re.MULTILINE)]
+    assert [path.name for path in with_tests] == ["mysql_itself.py"]
+
+
+def test_files_on_spark_are_those_that_take_the_fixture(collected_tests: list[pytest.Item]) -> None:
+    files = {item.path for item in collected_tests if "spark" in getattr(item, "fixturenames", ())}
+    assert {file for file in files if not is_on_spark(file)} == set()

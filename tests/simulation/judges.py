@@ -1,0 +1,151 @@
+"""Judges where records are on their way at a checkpoint, and where what was taken early may come again.
+
+Where barriers overtake, or records go round, what was on its way is in blocks, and nowhere else. A record on its way to
+a count has come to it as far as Sn goes, and not as far as the state goes; so has what becomes of it behind the count.
+From the words of the steps the judge works out to which states and sinks each one is still to come. The last checkpoint
+before a clean end, but for a stop, has none on its way. At least once, nothing is missing at the end.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from typing import Any
+
+import msgspec
+from oracle import Oracle
+from readers import Readers
+from topologies import CYCLE, Event
+from watched import demand
+
+from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
+from exactlyonce.pipeline.keys import canonical_key
+
+
+class OracleUnaligned(Oracle):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._awaited: dict[str, Counter[str]] = {}
+        """By count and key, how many records before Sn are still to come to it."""
+        self._awaited_before: Counter[str] = Counter()
+        self._awaited_by: Counter[str] = Counter()
+        """By sink, how many are still to come: at the checkpoint before the newest, and at the newest."""
+
+    def _advance(self, manifest: Manifest) -> None:
+        super()._advance(manifest)
+        self._awaited = {step: Counter() for step in self._arrived}
+        self._awaited_before, self._awaited_by = self._awaited_by, Counter()
+        seen: set[tuple[str, str, int, int, str]] = set()
+        for log in manifest.channel_logs:
+            records = 0
+            for channel, event in self._frames(self._log(log)):
+                records += 1
+                self._await(channel.rpartition(":")[0].partition(">")[2], event, seen)
+            what = f"{log.task} {log.subtask} of checkpoint {manifest.checkpoint} has {records} records on their way"
+            demand(records == log.records, f"{what}, not {log.records}")
+            self.met["record on its way"] += records
+        self.met["unaligned checkpoint"] += bool(manifest.channel_logs)
+        if (manifest.incarnation, manifest.attempt, manifest.checkpoint) in self.aligned:
+            self.met["aligned among unaligned"] += 1
+            demand(not manifest.channel_logs, f"checkpoint {manifest.checkpoint} is aligned")
+
+    def _await(self, consumer: str, event: Event, seen: set[tuple[str, str, int, int, str]]) -> None:
+        name = (consumer, event.source, event.partition, event.offset, event.way)
+        it = f"record {event.offset} of {event.source}[{event.partition}]"
+        demand(name not in seen, f"{it} is twice on its way to {consumer}")
+        demand(event.offset < self.decided[event.source, event.partition], f"{it} is on its way before it is read")
+        seen.add(name)
+        ways = self._ways.of(consumer, event.offset, event.way)
+        for step in self.topology.steps:
+            if step.kind in ("count", "tally"):
+                self._awaited[step.id][event.first if step.key == "first" else event.second] += len(ways[step.id])
+            elif step.kind in ("sink", "store"):
+                self._awaited_by[step.id] += len(ways[step.id])
+
+    def _log(self, log: ChannelLog) -> bytes:
+        refs = self._listed(log) if log.indexed else log.blocks
+        return b"".join(zlib.decompress(self._body(ref)) for ref in refs)
+
+    def _frames(self, log: bytes) -> list[tuple[str, Event]]:
+        found = []
+        while log:
+            name, size = int.from_bytes(log[:2], "big"), int.from_bytes(log[2:6], "big")
+            channel, frame, log = log[6 : 6 + name].decode(), log[6 + name : 6 + name + size], log[6 + name + size :]
+            demand(len(frame) == size, f"a log of what was on its way on {channel} is cut off")
+            found += [(channel, event) for event in _decoder.decode(frame)[0]]
+        return found
+
+    def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:
+        return self._blocks_on_their_way(manifest)
+
+    def _judge_records(self, checkpoint: int, sink: str, records: int, owed_before: int) -> None:
+        wanted = self._owed[sink] - self._awaited_by[sink] - (owed_before - self._awaited_before[sink])
+        demand(records == wanted, f"sink {sink} of checkpoint {checkpoint} has {records} records, not {wanted}")
+
+    def _judge_state(self, checkpoint: int, step: str, found: dict[bytes, int]) -> None:
+        come = self._arrived[step] - self._awaited[step]
+        wanted = {canonical_key(key): count % CYCLE for key, count in come.items() if count % CYCLE}
+        demand(found == wanted, f"the state of {step} at checkpoint {checkpoint} is not that of the input before Sn")
+
+    def _judge_shown(self, sink: str) -> None:
+        seen, owed = self.readers.seen[sink], self._owed[sink] - self._awaited_by[sink]
+        demand(seen == owed, f"{sink} shows {seen} of {owed} decided records")
+
+    def close(self) -> None:
+        super().close()
+        newest = self.manifests[max(self.manifests)]
+        demand(not newest.channel_logs, "the last checkpoint before a clean end is aligned, and no record goes round")
+
+
+_decoder = msgspec.msgpack.Decoder(tuple[list[Event], list[bytes] | None, list[str], bytes, bytes, bytes])
+
+
+class ReadersAtLeastOnce(Readers):
+    def judge(self, sink: str, event: Event) -> None:
+        name = (event.source, event.partition, event.offset, event.way)
+        self.doubled += name in self._shown[sink]
+        self._shown[sink].add(name)
+        self.seen[sink] += 1
+
+    def complete(self) -> None:
+        for sink in self._shown:
+            wanted = {
+                (source, p, offset, way)
+                for source, each in self._inputs.items()
+                for p, records in enumerate(each.partitions)
+                for offset in range(len(records))
+                for way in self._ways.of(source, offset)[sink]
+            }
+            demand(self._shown[sink] == wanted, f"{sink} lacks {len(wanted - self._shown[sink])} records")
+
+
+class OracleAtLeastOnce(Oracle):
+    readers: ReadersAtLeastOnce
+    readers_of = ReadersAtLeastOnce
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._found: Counter[str] = Counter()
+        """By sink, how many records the manifests have."""
+        self._rounds = 0
+        """How many records went round at the newest."""
+
+    def _on_their_way(self, manifest: Manifest) -> set[BlockRef]:
+        self._rounds = sum(log.records for log in manifest.channel_logs)
+        return self._blocks_on_their_way(manifest)
+
+    def _judge_records(self, checkpoint: int, sink: str, records: int, owed_before: int) -> None:
+        self._found[sink] += records
+        there = bool(self.topology.loops) or self._found[sink] >= self._owed[sink]
+        demand(there, f"sink {sink} has {self._found[sink]} of {self._owed[sink]} records by checkpoint {checkpoint}")
+
+    def _judge_state(self, checkpoint: int, step: str, found: dict[bytes, int]) -> None:
+        """It may have counted what comes again."""
+
+    def _judge_shown(self, sink: str) -> None:
+        there = self._rounds > 0 or self.readers.seen[sink] >= self._owed[sink]
+        demand(there, f"{sink} shows {self.readers.seen[sink]} of {self._owed[sink]} decided records")
+
+    def close(self) -> None:
+        super().close()
+        self.readers.complete()

@@ -1,0 +1,130 @@
+"""What each mode makes of rows, beside what `StoreContract` asks of every store."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from table_stores import TOTALS, Tables, Total, entry, on_mariadb
+
+from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StoreError
+
+
+def test_the_last_row_of_a_key_wins(tables: Tables) -> None:
+    store = tables.ready("upsert")
+    names = ["Ann", "ann", "bob", "x" * 200, *(["y" * 2500] if tables.name == "postgres" else [])]
+    encoded = store.encoder().encode([Total(name, turn) for turn in range(300) for name in names])
+    assert store.apply([b"".join(encoded[at : at + 100]) for at in range(0, len(encoded), 100)], entry(1))
+    assert tables.totals() == sorted((name, 299) for name in names)
+    assert store.apply(store.encoder().encode([Total("Ann", 9), Total("Ann", 7), Total("cy", 8)]), entry(2))
+    assert [row for row in tables.totals() if row[1] != 299] == [("Ann", 7), ("cy", 8)]
+
+
+def test_an_upsert_of_nothing_but_a_key(tables: Tables) -> None:
+    store = tables.of(Total, create=True, mode="upsert", key=("cents", "customer"))
+    store.check()
+    rows = [Total("ann", 1), Total("ann", 1), Total("ann", 2)]
+    for _ in range(2):
+        store.write(store.encoder().encode(rows))
+    assert tables.totals() == [("ann", 1), ("ann", 2)]
+
+
+class Order(msgspec.Struct):
+    shop: int
+    customer: str
+    note: str | None = None
+
+
+@pytest.mark.parametrize("key", [("shop", "customer"), ("customer",), ("shop",)], ids="-".join)
+def test_a_delete_removes_the_rows_of_its_keys(tables: Tables, key: tuple[str, ...]) -> None:
+    everything = [(n // 40, f"c{n}") for n in range(2000)]
+    tables.sql("CREATE TABLE totals (shop bigint, customer varchar(20), note text)")
+    tables.sql("CREATE INDEX by_key ON totals (shop, customer)")
+    tables.sql("INSERT INTO totals VALUES " + ", ".join(f"({shop}, '{customer}', '')" for shop, customer in everything))
+    store = tables.of(Order, mode="delete", key=key)
+    gone: set[tuple[object, ...]] = set()
+    for removed in ([], everything[:1], [*everything[100:1500], (99, "nobody")]):
+        store.write([b"".join(store.encoder().encode([Order(*row) for row in removed]))])
+        gone |= {tuple(getattr(Order(*row), name) for name in key) for row in removed}
+    left = [row for row in everything if tuple(getattr(Order(*row), name) for name in key) not in gone]
+    assert sorted(tables.sql("SELECT shop, customer FROM totals")) == sorted(left)
+
+
+def test_an_older_incarnation_is_told_which_has_taken_over(tables: Tables) -> None:
+    zombie, newer = tables.ready(), tables.store()
+    newer.fence("p", "s", 3, "topic-1")
+    with pytest.raises(Fenced, match=r"has incarnation 3: .*from incarnation 1"):
+        zombie.apply(tables.chunks(zombie), entry(1))
+
+
+LEDGER_OF_MYISAM = """CREATE OR REPLACE TABLE exactlyonce_ledger (pipeline VARCHAR(9), sink VARCHAR(9), subtask INT,
+checkpoint BIGINT, incarnation BIGINT, origin VARCHAR(9), PRIMARY KEY (pipeline, sink, subtask)) ENGINE=MyISAM"""
+
+
+GONE, DROPPED = "DELETE FROM exactlyonce_ledger", "DROP TABLE exactlyonce_ledger"
+
+
+@pytest.mark.parametrize(
+    ("tables", "statement", "said"),
+    [
+        ("postgres", GONE, "has no row of sink 's', pipeline 'p'.* the database was restored"),
+        ("postgres", DROPPED, "The ledger.* is gone. Restore it"),
+        ("mariadb", GONE, "has lost its rows of pipeline p, sink s, since this run began"),
+        ("mariadb", DROPPED, "exactlyonce_ledger at .* is gone"),
+        ("mariadb", LEDGER_OF_MYISAM, "has the engine MyISAM; it is to be one of InnoDB"),
+        ("mariadb", "ALTER TABLE totals ENGINE=MyISAM", "totals at .* has the engine MyISAM; it is to be"),
+    ],
+    indirect=["tables"],
+)
+def test_a_ledger_lost_during_the_run_stops_it(tables: Tables, statement: str, said: str) -> None:
+    """Without its rows, or the transactions that they stand on, nothing is written."""
+    waiting = tables.chunks(tables.ready())
+    tables.sql(statement)
+    with pytest.raises(StoreError, match=said):
+        tables.store().apply(waiting, entry(1))
+    assert tables.totals() == []
+
+
+# --- on MariaDB -------------------------------------------------------------------------------------------------------
+
+
+@on_mariadb
+def test_a_failure_leaves_neither_rows_nor_ledger(tables: Tables) -> None:
+    store = tables.ready("upsert")
+    good, _ = tables.chunks(store)
+    mark = good[: good.index(b"(")]
+    for bad, kind, said in (
+        (mark + b"('x',2,3),\f", StoreError, "Column count doesn't match"),
+        (good + b"('x',2),\f", StoreError, "encoded for other types"),
+        (good + b"('x',2)", InvariantViolation, "Chunks consist of whole rows"),
+    ):
+        with pytest.raises(kind, match=said):
+            store.apply([good, bad], entry(1))
+    assert (tables.totals(), store.fence("p", "s", 1, "topic-1")) == ([], {})
+    assert store.apply([good], entry(1))
+    assert tables.totals() == TOTALS[:2]
+
+
+@on_mariadb
+def test_a_chunk_larger_than_a_packet_is_several_statements(tables: Tables) -> None:
+    store = tables.ready()
+    encoded = [b"".join(store.encoder().encode([Total("c" * 5000 + str(n), n) for n in range(400)]))]
+    assert len(encoded[0]) > 1 << 20
+    tables.sql("SET GLOBAL max_allowed_packet = 16384")
+    try:
+        assert tables.store().apply(encoded, entry(1))
+        counted = "SELECT count(*), count(DISTINCT customer), sum(cents) FROM totals"
+        assert tables.sql(counted) == [(400, 400, 79800)]
+        tables.sql("SET GLOBAL max_allowed_packet = 4096")
+        with pytest.raises(StoreError, match="longer than the server now takes: its max_allowed_packet is 4096"):
+            tables.store().apply(encoded, entry(2))
+    finally:
+        tables.sql("SET GLOBAL max_allowed_packet = 16777216")
+    assert tables.sql("SELECT count(*) FROM totals") == [(400,)]
+
+
+@on_mariadb
+def test_a_zero_stays_zero_where_numbers_are_given_out(tables: Tables) -> None:
+    tables.sql("CREATE TABLE totals (cents INT AUTO_INCREMENT PRIMARY KEY, customer VARCHAR(20))")
+    store = tables.ready()
+    store.write(store.encoder().encode([Total("ann", 0), Total("bob", 5)]))
+    assert tables.totals() == [("ann", 0), ("bob", 5)]

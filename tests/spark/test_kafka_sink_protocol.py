@@ -1,0 +1,285 @@
+"""A sink of Spark that writes to Kafka: its driver and tasks without Spark, one step at a time, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql.types import ArrayType, BinaryType, IntegerType, StringType, StructType
+from targets import TopicTarget, rows_of
+from worlds import QUERY, VALUES, World, expected
+
+from exactlyonce.checkpoint.records.manifest import SourceOffset
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.log_requests import as_topic
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.spark.sink.messages import Flushed
+from exactlyonce.engines.spark.sink.options import TIMEOUT_DEFAULT_MS, parse_sink_options
+from exactlyonce.engines.spark.sink.position import Job, Position
+from exactlyonce.engines.spark.sink.writer import batch_of
+from exactlyonce.pipeline.errors import ConfigError, Halt, RecordError, TopicError
+from exactlyonce.pipeline.failpoints import FailpointRaised
+from exactlyonce.sinks.writer import SinkFailed
+from exactlyonce.testing.cluster import LIMIT_S
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def target(make_target: Callable[[str], TopicTarget]) -> TopicTarget:
+    return make_target("kafka")
+
+
+@pytest.fixture
+def config(world: World) -> ClientConfig:
+    return ClientConfig({"bootstrap.servers": world.kafka.bootstrap_servers})
+
+
+@pytest.fixture
+def transactions(config: ClientConfig) -> Iterator[Transactions]:
+    with closing(Transactions(config)) as made:
+        yield made
+
+
+def test_headers_and_partitions_arrive(world: World) -> None:
+    header = StructType().add("key", StringType()).add("value", BinaryType())
+    world.schema = StructType().add("value", StringType()).add("partition", IntegerType())
+    world.schema = world.schema.add("headers", ArrayType(header))
+    pair = pa.struct([("key", pa.string()), ("value", pa.binary())])
+
+    def written(batch: int, *headers: Any) -> list[Flushed]:
+        columns = [pa.array(map(str, headers)), pa.array([1] * len(headers)), pa.array(headers, pa.list_(pair))]
+        rows = pa.record_batch(columns, names=world.schema.names)
+        return [world.task_of(planner, planner.assign(), Job(QUERY, batch), rows)]
+
+    planner, committer = world.pair("a")
+    pairs = [{"key": "trace", "value": b"abc"}, {"key": "trace", "value": None}, {"key": "b", "value": b""}]
+    committer.commit(Job(QUERY, 0), written(0, pairs, [], None))
+    servers = {"bootstrap.servers": world.kafka.bootstrap_servers}
+    with closing(Consumer({**servers, "group.id": world.name})) as consumer:
+        consumer.assign([TopicPartition(world.target.topic, 1, 0)])
+        found = consumer.consume(3, LIMIT_S)
+    assert [message.headers() for message in found] == [[("trace", b"abc"), ("trace", None), ("b", b"")], None, None]
+    for odd in ([None], [{"key": None, "value": b"a"}]):
+        with pytest.raises(RecordError, match="a header has a name"):
+            written(1, odd)
+
+
+@pytest.mark.exhaustive(but=["coordinator-swept"])
+@pytest.mark.parametrize("step", ["coordinator-opened", "coordinator-swept"])
+def test_a_plan_that_dies(step: str, world: World, failing: Callable[[str], None]) -> None:
+    world.tasks(world.driver("a"), 0, partitions=4)
+    failing(step)
+    with pytest.raises(FailpointRaised):
+        world.driver("b").assign()
+    planner, committer = world.pair("b")
+    flushed = world.tasks(planner, 0, partitions=1)
+    assert sorted(world.target.states().values()) == ["CompleteAbort"] * 4 + ["Ongoing"]
+    committer.commit(Job(QUERY, 0), flushed)
+    world.assert_exact(0, partitions=1)
+
+
+@pytest.mark.exhaustive(but=["again"])
+@pytest.mark.parametrize(("counted", "slots"), [((0, 1), "00"), ((0, 0), "01")], ids=["further", "again"])
+def test_the_ids_of_attempts(counted: tuple[int, int], slots: str, world: World) -> None:
+    """They differ by Spark's count of attempts; also where a stage that is run again begins to count anew."""
+    planner, committer = world.pair("a")
+    for batch in range(2):
+        assignment, job = planner.assign(), Job(QUERY, batch)
+        attempts = [world.task(planner, assignment, job, rows_of(batch, 0), attempt=each) for each in counted]
+        names = [each.precommit.transactional_id for each in attempts if each.precommit]
+        prefix = f"eo:{world.name}:spark:0:1.0"
+        assert names == [f"{prefix}-{attempt}:{slot}" for attempt, slot in zip(counted, slots, strict=True)]
+        committer.commit(job, attempts[batch : batch + 1])
+    world.assert_exact(0, 1, partitions=1)
+
+
+def test_a_failed_attempt_holds_readers_only_to_the_decision(world: World, failing: Callable[[str], None]) -> None:
+    planner, committer = world.pair("a")
+    attempts = world.attempts(planner, Job(QUERY, 0), rows_of(0, 0), 3)
+    failing("coordinator-decided")
+    with pytest.raises(FailpointRaised):
+        committer.commit(Job(QUERY, 0), attempts[1:2])
+    states = sorted(world.target.states().items())
+    assert [state for _, state in states] == ["CompleteAbort", "Ongoing", "CompleteAbort"]
+
+
+def test_another_query_is_refused_until_it_adopts_the_sink(world: World) -> None:
+    planner, committer = world.pair("a")
+    committer.commit(Job(QUERY, 4), world.tasks(planner, 4))
+    with pytest.raises(ConfigError, match="an older copy"):
+        world.tasks(planner, 3)
+    with pytest.raises(ConfigError, match="checkpointLocation"):
+        world.tasks(planner, 0, query="another")
+    for batch in range(2):
+        adopting, committer = world.pair("a", adoptQuery=QUERY)
+        committer.commit(Job("another", batch), world.tasks(adopting, batch, query="another"))
+    with pytest.raises(ConfigError, match="another query, another"):
+        world.tasks(planner, 5)
+    world.assert_exact(4, 0, 1)
+
+
+def test_a_decided_transaction_that_the_broker_aborted_is_written_again(
+    world: World, transactions: Transactions, failing: Callable[[str], None]
+) -> None:
+    """With everything down for longer than a transaction may last, the rows of a decided batch are copied."""
+    planner, committer = world.pair("a")
+    flushed = world.tasks(planner, 0)
+    failing("coordinator-decided")
+    with pytest.raises(FailpointRaised):
+        committer.commit(Job(QUERY, 0), flushed)
+    lost = flushed[0].precommit
+    assert lost is not None
+    transactions.end_until_answered(lost.transactional_id, lost.producer_id, lost.epoch, commit=False)
+    world.tasks(world.driver("b"), 0)
+    fates = read_history({"bootstrap.servers": world.kafka.bootstrap_servers}, world.name).finalized[1].fates
+    assert sorted(fate for _, fate in fates) == ["committed", "repaired"]
+    world.assert_exact(0)
+
+
+def test_a_transaction_that_changed_meanwhile_is_not_decided(world: World) -> None:
+    planner, committer = world.pair("a")
+    flushed = world.tasks(planner, 0)
+    assert flushed[0].precommit is not None
+    more = msgspec.structs.replace(flushed[0].precommit, records=4)
+    with pytest.raises(SinkFailed, match="holds 3 records on the broker, but 4 were produced"):
+        committer.commit(Job(QUERY, 0), [msgspec.structs.replace(flushed[0], precommit=more), flushed[1]])
+    world.driver("a").abort()
+    world.assert_exact()
+    with pytest.raises(SinkFailed, match="CompleteAbort, not Ongoing"):
+        world.driver("a").commit(Job(QUERY, 0), flushed)
+    world.assert_exact()
+
+
+def test_batch_writes_with_an_id_happen_once(world: World) -> None:
+    for number in range(2):
+        for write_id in ("monday", ""):
+            job, planner = Job(write_id=write_id), world.driver("a", writeId=write_id)
+            planner.commit(job, world.job(planner, job, [rows_of(7, number)]))
+        planner = world.driver("a")
+        planner.commit(Job(QUERY, number), world.tasks(planner, number))
+    assert world.found() == sorted([*expected(0, 1), *rows_of(7, 0) * 2, *rows_of(7, 1)])
+    world.target.assert_settled()
+
+
+def test_a_batch_that_had_no_rows_may_have_some(world: World) -> None:
+    planner = world.driver("a")
+    for partitions in (0, 2, 2):
+        planner.commit(Job(QUERY, 0), world.tasks(planner, 0, partitions))
+    world.assert_exact(0)
+
+
+def test_a_gap_is_a_halt(world: World) -> None:
+    planner = world.driver("a")
+    planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    with pytest.raises(Halt, match=r"(?s)up to batch 0, but Spark goes on with batch 2.*acceptLoss.* \"1\""):
+        world.tasks(planner, 2)
+    accepting = world.driver("a", acceptLoss="1")
+    accepting.commit(Job(QUERY, 2), world.tasks(accepting, 2))
+    planner.commit(Job(QUERY, 3), world.tasks(planner, 3))
+    world.assert_exact(0, 2, 3)
+
+
+def test_batches_that_an_older_version_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a decision has no tally of its rows, their number is that of its transactions, if it is retained."""
+    offsets = Position.offsets
+
+    def older(position: Position) -> tuple[SourceOffset, ...]:
+        return tuple(each for each in offsets(position) if each.source in ("query", "write"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Position, "offsets", older)
+        planner, plain = world.driver("a"), Job(write_id="monday")
+        planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
+        planner.commit(plain, world.job(planner, plain, [rows_of(7, 0)]))
+    planner = world.driver("b")
+    planner.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    with pytest.raises(Halt, match="with 6 rows"):
+        planner.commit(Job(QUERY, 0), world.tasks(planner, 0, partitions=1))
+    planner = world.driver("b")
+    planner.commit(Job(QUERY, 5), world.tasks(planner, 5))
+    assert world.found() == sorted([*expected(0, 5), *rows_of(7, 0)])
+
+
+@pytest.mark.exhaustive
+def test_the_writes_of_a_function_of_foreach_batch(world: World) -> None:
+    """Each write of a function is done once, however often a batch is run again, and with it what the function writes
+    to this sink after it; two writes of the same rows are two; other rows than in the run before are a halt."""
+
+    def run(name: str, batch: int, *writes: int, **changes: str) -> None:
+        """One run of the function, which writes the rows of *writes*, -1 for none, each in a job of its own."""
+        for write in writes:
+            driver, job = world.driver("a", **changes), Job(QUERY, batch, run=name)
+            driver.commit(job, world.job(driver, job, [rows_of(batch, write)] if write >= 0 else []))
+
+    run("app/1", 0, 0)
+    run("app/2", 0, 0, -1, 1, 1)
+    run("app/3", 0, 0, -1, 1, 1)
+    run("app/4", 0, 0, -1, 1, 1, 2)
+    assert world.found() == sorted([*expected(0, partitions=3), *rows_of(0, 1)])
+    with pytest.raises(Halt, match=r"(?s)write 3 to sink .* in batch 0.*acceptLoss.* \"1\""):
+        run("app/5", 0, 0, -1, 3)
+    for name in ("app/6", "app/7"):
+        run(name, 0, 0, -1, 3, 4, 2, acceptLoss="1")
+    run("app/8", 2, 0, 1)
+    run("app/9", 2, 0, 1)
+    assert world.found() == sorted([*expected(0, partitions=3), *rows_of(0, 1), *expected(2)])
+    with pytest.raises(ConfigError, match="an older copy"):
+        run("app/10", 0, 0)
+    world.target.assert_settled()
+
+
+def test_runs_of_drivers_of_one_application() -> None:
+    """Where a cluster starts an application's driver again, each begins to count what it executes, and nothing of one
+    is taken for the same run as of another."""
+
+    def run(started: int, root: int) -> str:
+        told = {"sql.streaming.queryId": QUERY, "streaming.sql.batchId": "7", "spark.app.id": "application_1_0001"}
+        told |= {"spark.app.startTime": str(started), "spark.sql.execution.root.id": str(root)}
+        job = batch_of(SimpleNamespace(getLocalProperty=told.get))  # type: ignore[arg-type]  # what is asked of it
+        assert job is not None
+        assert (job.query, job.batch) == (QUERY, 7)
+        return job.run
+
+    assert run(1, 0) == run(1, 0)
+    assert len({run(1, 0), run(1, 1), run(2, 0)}) == 3
+
+
+def test_what_a_sink_refuses_before_it_writes(world: World, config: ClientConfig) -> None:
+    with pytest.raises(TopicError, match="nowhere"):
+        world.driver("a", topic="nowhere").assign()
+    world.schema = StructType().add("value", StringType()).add("topic", StringType())
+    planner = world.driver("a", topic="")
+    unnamed = pa.record_batch([pa.array(["a", "b"]), pa.array([world.target.topic, None])], names=["value", "topic"])
+    with pytest.raises(RecordError, match="Row 2"):
+        world.task_of(planner, planner.assign(), Job(QUERY, 0), unnamed)
+    with closing(Topics(config)) as topics:
+        topics.delete(as_topic(find_topic(config.confluent(), world.name)))
+    with pytest.raises(Halt, match="topic was deleted"):
+        world.driver("b").assign()
+
+
+def test_the_transaction_timeout(world: World, transactions: Transactions) -> None:
+    driver = world.driver("a")
+    assert driver.assign().transaction_timeout_ms == TIMEOUT_DEFAULT_MS
+    assert driver.options.timeout_within(60_000) == 60_000
+    driver = world.driver("a", transactionTimeout="20s")
+    flushed = world.tasks(driver, 0)
+    states = transactions.describe(list(world.target.states())).values()
+    assert {state.timeout_ms for state in states if state} == {20_000}
+    driver.commit(Job(QUERY, 0), flushed)
+    with pytest.raises(ConfigError, match=r"the broker allows 900 s at most"):
+        world.driver("a", transactionTimeout="1000s").assign()
+    given = {"sinkId": "a", "topic": "b", "kafka.bootstrap.servers": "a:1"}
+    for wrong, said in (({"transactionTimeout": "1s"}, "10 s at least"), ({"writeId": "x" * 129}, "128 at most")):
+        with pytest.raises(ConfigError, match=said):
+            parse_sink_options({**given, **wrong}, VALUES, streaming=False)

@@ -1,0 +1,338 @@
+"""A sink of Spark that writes to a store: its driver and tasks without Spark, one step at a time, on real servers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from targets import COLUMNS, STORES, Row, rows_of
+from unreferenced import unreferenced_blocks
+from worlds import QUERY, World, expected
+
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.decision_log import INCARNATIONS_KEPT
+from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.spark.sink.driver import SinkDriver
+from exactlyonce.engines.spark.sink.messages import Flushed
+from exactlyonce.engines.spark.sink.position import Job
+from exactlyonce.engines.spark.sink.store_task import write_store_task
+from exactlyonce.pipeline import failpoints
+from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, RecordError, StoreError, StoreUnavailable
+from exactlyonce.sinks.mysql.prepared import PreparingMySQLStore
+from exactlyonce.sinks.postgres.prepared import PreparingPostgresStore
+from exactlyonce.sinks.prepared import writer
+from exactlyonce.sinks.writer import SinkFailed
+from exactlyonce.testing.cluster import LIMIT_S
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.mark.exhaustive(but=["untold"])
+@pytest.mark.parametrize("late", [True, False], ids=["late", "untold"])
+def test_what_an_attempt_writes_that_spark_has_given_up(
+    late: bool, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing stays of an executor that was lost, and goes on after the decision, or of a stage that was tried again,
+    which Spark does not tell tasks of. It is looked for once a job shows that somebody else has written, and only
+    then."""
+    looks: list[ask.Request] = []
+    perform = Performer.__call__
+
+    def looking(self: Performer, request: ask.Request) -> Any:
+        looks.extend([request] * isinstance(request, ask.ScanBlocks))
+        return perform(self, request)
+
+    monkeypatch.setattr(Performer, "__call__", looking)
+    planner, committer = world.pair("a")
+    for batch, expected_looks in enumerate((2, 0, 0)):
+        flushed = world.tasks(planner, batch, 5)
+        looks.clear()
+        committer.commit(Job(QUERY, batch), flushed)
+        assert len(looks) == expected_looks
+    assignment, job = planner.assign(), Job(QUERY, 3)
+    attempts = [world.task(planner, assignment, job, rows_of(3, 0)) for _ in range(1 if late else 2)]
+    committer.commit(job, attempts[-1:])
+    if late:
+        world.task(planner, assignment, job, rows_of(3, 0))
+    committer.commit(Job(QUERY, 4), world.tasks(planner, 4))
+    assert len(looks) == 1
+    assert unreferenced_blocks(world.kafka, world.name) == set()
+    committer.commit(Job(QUERY, 5), world.tasks(planner, 5))
+    assert len(looks) == 1
+
+
+@pytest.mark.exhaustive
+def test_more_rows_than_a_decision_can_name(world: World) -> None:
+    planner, committer = world.pair("a")
+    attempts = world.attempts(planner, Job(QUERY, 0), rows_of(0, 0, 100_000), 2)
+    assert len(attempts[0].blocks) > 6
+    committer.commit(Job(QUERY, 0), attempts[1:])
+    assert len(world.found()) == 100_000
+    for batch in range(1, 5):
+        world.target.sql(f"DELETE FROM {world.target.table}")
+        committer.commit(Job(QUERY, batch), world.tasks(planner, batch))
+    world.assert_exact(4)
+
+
+@pytest.mark.exhaustive
+def test_a_fenced_driver_that_wakes_within_a_decision(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves its successor in peace, though that one's decision is not durable yet, and the log has forgotten since
+    who it was: it can neither plan nor commit, and aborts nothing."""
+    planner, committer, aborter = (world.driver("a") for _ in range(3))
+    stale = world.tasks(planner, 0)
+    for _ in range(INCARNATIONS_KEPT):
+        world.driver("b").assign()
+    successor, last = world.pair("b")
+    fresh, hit = world.tasks(successor, 0), failpoints.hit
+
+    def within(name: str) -> None:
+        hit(name)
+        if name == "coordinator-checked":
+            monkeypatch.undo()
+            with pytest.raises(Fenced, match="on b"):
+                planner.assign()
+            with pytest.raises(Fenced, match="on b"):
+                committer.commit(Job(QUERY, 0), stale)
+            aborter.abort()
+
+    monkeypatch.setattr("exactlyonce.engines.performer.hit", within)
+    last.commit(Job(QUERY, 0), fresh)
+    world.assert_exact(0)
+
+
+def test_a_zombie_between_decision_and_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that sleeps after its decision finds the ledger fenced, and its rows there, once."""
+    planner, committer = world.pair("a")
+    flushed, hit = world.tasks(planner, 0), failpoints.hit
+
+    def overtaken(name: str) -> None:
+        hit(name)
+        if name == "coordinator-decided":
+            monkeypatch.undo()
+            successor, last = world.pair("b")
+            last.commit(Job(QUERY, 1), world.tasks(successor, 1))
+
+    monkeypatch.setattr("exactlyonce.engines.performer.hit", overtaken)
+    with pytest.raises(Fenced, match="incarnation 2"):
+        committer.commit(Job(QUERY, 0), flushed)
+    world.assert_exact(0, 1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("target", STORES[:3], indirect=True)
+def test_a_store_that_is_away(world: World) -> None:
+    """Tasks and commits wait for it; a commit that has waited for storeTimeout says so, an abort does not wait again,
+    and the next start brings the store what it lacks."""
+    servers, store = world.target.servers, world.target.store
+    planner, committer = world.pair("a")
+    committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    flushed: list[Flushed] = []
+    for committing, step in enumerate(
+        (lambda: flushed.extend(world.tasks(planner, 1)), lambda: committer.commit(Job(QUERY, 1), flushed))
+    ):
+        servers.kill(store)
+        waiting = threading.Thread(target=step)
+        waiting.start()
+        waiting.join(1.5)
+        assert waiting.is_alive() or (store == "redis" and not committing)  # whose encoder need not ask it
+        servers.start(store)
+        waiting.join(LIMIT_S)
+        assert not waiting.is_alive()
+    world.assert_exact(0, 1)
+    flushed = world.tasks(planner, 2)
+    committer = world.driver("a", storeTimeout="1s")
+    servers.kill(store)
+    with pytest.raises(StoreUnavailable, match=r"has not answered for 1 s .*Nothing is lost"):
+        committer.commit(Job(QUERY, 2), flushed)
+    world.driver("a").abort()
+    with pytest.raises(StoreUnavailable, match=r"has not answered for 1 s"):
+        world.driver("b", storeTimeout="1s").assign()
+    servers.start(store)
+    successor, last = world.pair("b")
+    last.commit(Job(QUERY, 2), world.tasks(successor, 2))
+    world.assert_exact(0, 1, 2)
+
+
+def test_a_row_that_does_not_fit(world: World) -> None:
+    planner, committer = world.pair("a")
+    job = Job(QUERY, 0)
+    with pytest.raises(RecordError, match=r"row 2 of task 0 of batch 0 .*customer.*21.*Filter such rows"):
+        world.job(planner, job, [[Row(1, "customer", 1), Row(2, "x" * 21, 2)]])
+    flushed = world.job(planner, job, [[Row(1, "customer", -1)]])
+    with pytest.raises(Halt, match=r"(?s)refuses its 1 records.*total_check.*option\(\"acceptLoss\", \"1\"\)"):
+        committer.commit(job, flushed)
+    with pytest.raises(Halt, match="refuses its 1 records"):
+        world.driver("b").assign()
+    successor, committer = world.pair("b", acceptLoss="1")
+    committer.commit(Job(QUERY, 1), world.tasks(successor, 1))
+    world.assert_exact(1)
+
+
+def test_what_would_count_as_written(world: World) -> None:
+    """Of two jobs that were told the same, the second to end is refused, and written when it is run again; so is the
+    second target of a function of foreachBatch that has one sinkId for two."""
+    planner, committer = world.pair("a")
+    jobs = [Job(write_id=each) for each in ("monday", "tuesday")]
+    assignment = planner.assign()
+    first, second = ([world.task(planner, assignment, job, rows_of(n, 0))] for n, job in enumerate(jobs))
+    committer.commit(jobs[0], first)
+    with pytest.raises(SinkFailed, match="another job was decided"):
+        world.driver("a").commit(jobs[1], second)
+    committer = world.driver("a")
+    committer.commit(jobs[1], world.job(planner, jobs[1], [rows_of(1, 0)]))
+    world.assert_exact(0, 1, partitions=1)
+    job = Job(QUERY, 0, run="app/1")
+    committer.commit(job, world.job(planner, job, [rows_of(2, 0)]))
+    planner, committer = world.pair("a", mode="upsert", key="id")
+    world.target.sql(f"CREATE UNIQUE INDEX ON {world.target.table} (id)")
+    with pytest.raises(ConfigError, match="two targets under one sinkId"):
+        committer.commit(job, world.job(planner, job, [rows_of(3, 0)]))
+    assert world.found() == expected(0, 1, 2, partitions=1)
+
+
+SETTING_ASIDE = pytest.mark.parametrize(
+    ("target", "changes"),
+    [("files", {}), ("postgres", {"commit": "prepared"}), ("postgres", {})],
+    indirect=["target"], ids=["files", "prepared", "rows"],
+)  # fmt: skip
+
+
+@pytest.mark.exhaustive(but=["prepared"])
+@SETTING_ASIDE
+def test_two_jobs_at_a_time(world: World, changes: dict[str, str]) -> None:
+    """Of two jobs of one driver the one that began first is refused, before it is decided: what its tasks have set
+    aside was dropped as the other one began. Run again, it is written."""
+    planner = world.driver("a", **changes)
+    jobs = [Job(write_id=each) for each in ("monday", "tuesday")]
+    first, second = (world.job(planner, job, [rows_of(place, 0)]) for place, job in enumerate(jobs))
+    with pytest.raises(Fenced, match=r"Incarnation 2 .*nothing is lost"):
+        world.driver("a", **changes).commit(jobs[0], first)
+    world.driver("a", **changes).commit(jobs[1], second)
+    world.driver("a", **changes).commit(jobs[0], world.job(planner, jobs[0], [rows_of(0, 0)]))
+    assert world.found() == expected(0, 1, partitions=1)
+
+
+@pytest.mark.exhaustive(but=["undecided-prepared", "coordinator-decided-rows"])
+@SETTING_ASIDE
+@pytest.mark.parametrize("step", ["undecided", "coordinator-decided", "coordinator-finalized"])
+def test_a_query_that_is_stopped_while_it_commits(
+    step: str, world: World, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that commits goes on, while the query is started again by the same driver: it neither decides what
+    was dropped meanwhile, nor drops what was set aside meanwhile."""
+    planner, committer = world.pair("a", **changes)
+    committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
+    job = Job(QUERY, 1)
+    attempts = world.attempts(planner, job, rows_of(1, 0), 2)
+    again: list[Flushed] = []
+    batch, decide, hit = 1 + (step != "undecided"), SinkDriver._decide, failpoints.hit
+
+    def overtaken() -> None:
+        monkeypatch.undo()
+        again.extend(world.tasks(planner, batch, 1))
+
+    def deciding(*arguments: Any) -> None:
+        overtaken()
+        decide(*arguments)
+
+    if step == "undecided":
+        monkeypatch.setattr(SinkDriver, "_decide", deciding)
+    else:
+        monkeypatch.setattr(
+            "exactlyonce.engines.performer.hit", lambda name: overtaken() if name == step else hit(name)
+        )
+    with nullcontext() if step == "coordinator-finalized" else pytest.raises(Fenced):
+        committer.commit(job, attempts[:1])
+    assert [each.wrote for each in again] == [True]
+    world.driver("a", **changes).commit(Job(QUERY, batch), again)
+    assert world.found() == sorted([*expected(0), *expected(*range(1, 1 + batch), partitions=1)])
+
+
+def test_upserts(world: World) -> None:
+    world.target.make(COLUMNS.replace("customer varchar(20) NOT NULL", "customer varchar(20) NOT NULL UNIQUE"))
+    planner, committer = world.pair("a", mode="upsert", key="customer")
+    for batch in range(2):
+        rows = [Row(batch, "ann", batch), Row(10 + batch, "bob", batch), Row(20 + batch, "ann", 7 * batch)]
+        committer.commit(Job(QUERY, batch), world.job(planner, Job(QUERY, batch), [rows]))
+        assert world.found() == [Row(10 + batch, "bob", batch), Row(20 + batch, "ann", 7 * batch)]
+
+
+@pytest.mark.exhaustive(but=["files"])
+@pytest.mark.parametrize("target", STORES, indirect=True)
+def test_at_least_once(world: World) -> None:
+    planner, committer = world.pair("a", delivery="at_least_once")
+    for batch in range(2):
+        attempts = world.attempts(planner, Job(QUERY, batch), rows_of(batch, 0), 2)
+        committer.commit(Job(QUERY, batch), attempts[1:])
+    assert world.found() == sorted(2 * expected(0, 1, partitions=1))
+    assert world.target.hidden() == []
+
+
+PREPARING: dict[str, Any] = {"prepared": PreparingPostgresStore, "xa": PreparingMySQLStore}
+EACH_PREPARING = pytest.mark.parametrize(
+    ("target", "commit"), [("postgres", "prepared"), ("mariadb", "xa")], indirect=["target"], ids=PREPARING
+)
+
+
+@pytest.mark.exhaustive(but=["prepared"])
+@EACH_PREPARING
+def test_rows_that_take_long_to_come(commit: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a task waits for its next rows its writer shows that it lives, so that the store does not end its
+    transaction, as it does with that of a dead client."""
+    kept, keep = threading.Event(), PREPARING[commit].keep
+
+    def keeping(self: Any) -> None:
+        keep(self)
+        kept.set()
+
+    def batches() -> Iterator[Any]:
+        for part in range(2):
+            yield world.target.batch(rows_of(0, part))
+            assert kept.wait(LIMIT_S)
+
+    monkeypatch.setattr(PREPARING[commit], "keep", keeping)
+    monkeypatch.setattr(writer, "KEEP_INTERVAL_MS", 100)
+    monkeypatch.setattr(writer, "CHUNK_SIZE", 1)  # so that the first rows begin a transaction
+    planner, committer = world.pair("a", commit=commit)
+    job = Job(QUERY, 0)
+    committer.commit(job, [write_store_task(planner.options, planner.assign(), job, 0, False, batches())])
+    assert world.found() == expected(0)
+
+
+@pytest.mark.exhaustive(but=["prepared"])
+@EACH_PREPARING
+def test_prepared_transactions_of_a_driver_that_begins_anew(world: World, commit: str) -> None:
+    """The process that commits goes on with the next incarnation of its driver, though it has cleaned for the one
+    before: after a task that was tried again and a query that was stopped, a batch is committed as any other."""
+    listed = "SELECT gid FROM pg_prepared_xacts" if commit == "prepared" else "XA RECOVER"
+    before = set(world.target.sql(listed))
+    planner, committer = world.pair("a", commit=commit)
+    attempts = world.attempts(planner, Job(QUERY, 0), rows_of(0, 0), 2)
+    committer.commit(Job(QUERY, 0), attempts[:1])
+    world.tasks(planner, 1)  # of a query that is stopped, Spark says nothing
+    committer.commit(Job(QUERY, 1), world.tasks(planner, 1))
+    assert world.found() == sorted([*rows_of(0, 0), *expected(1)])
+    assert set(world.target.sql(listed)) <= before
+
+
+def test_what_is_refused_at_start(world: World) -> None:
+    world.target.make(COLUMNS.replace("total", "sum"))
+    with pytest.raises(StoreError, match=rf"Sink '{world.name}': .*no column 'total'"):
+        world.driver("a").assign()
+    with pytest.raises(StoreError, match=r"nowhere"):
+        world.driver("a", table="nowhere").assign()
+    assert read_history({"bootstrap.servers": world.kafka.bootstrap_servers}, world.name).newest_incarnation is None
+
+
+@pytest.mark.exhaustive
+def test_what_was_exact_before_a_weaker_delivery_is_dropped(world: World) -> None:
+    """Rows that older, exact decisions name go with these, though later ones set nothing aside."""
+    for turn, delivery in enumerate(("exactly_once", "at_least_once", "exactly_once")):
+        planner, committer = world.pair("a", delivery=delivery)
+        for batch in range(4 * turn, 4 * turn + 4):
+            committer.commit(Job(QUERY, batch), world.tasks(planner, batch))
+    assert unreferenced_blocks(world.kafka, world.name) == set()

@@ -1,0 +1,118 @@
+"""Units as tasks of Spark: catch-up, audit and replay repair give what they give in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from auditing import Quiet, order_at, run_flawed
+from bounded import Fed, Silent, catch_up, load_pipeline
+from flawed_pipelines import CHANGED, DOUBLED, DROPPED
+from golden import compute_again, states_of
+from losing import QUICK_ABORTS, Lossy
+
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
+from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.submit import Submit, in_process
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.spark.session import cores
+from exactlyonce.engines.spark.submit import StageFailed, submit_to
+from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.testing.cluster import KafkaCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+
+@pytest.fixture
+def fed(kafka: KafkaCluster, topic_name: str) -> Fed:
+    return Fed(kafka, topic_name)
+
+
+@pytest.mark.exhaustive(but=["broad"])
+@pytest.mark.parametrize("attribute", ["broad", "every"])
+def test_every_operator_on_spark(attribute: str, spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
+    """A checkpoint that Spark takes, at more units than it has cores, comes again here, byte for byte: its state, and
+    all that readers see, in order."""
+    assert cores(spark) == 2
+    fed.feed(300)
+    loaded = load_pipeline("bounded_pipelines", attribute, fed.name)
+    summary = catch_up(fed, loaded, 3, tmp_path / "staging", submit=submit_to(spark))
+    assert summary.records == (750 if attribute == "every" else 450)
+    here = compute_again(fed, loaded, summary.manifest.checkpoint, in_process, tmp_path / "here")
+    assert here.states == states_of(fed, loaded, summary.manifest)
+    report = Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run()
+    assert (report.findings, report.unjudged, report.checkpoints) == ([], [], [summary.manifest.checkpoint])
+    if attribute == "every":
+        there = compute_again(fed, loaded, summary.manifest.checkpoint, submit_to(spark), tmp_path / "there")
+        assert there == here
+
+
+def test_what_fails_in_a_task(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
+    """A record that the user's function raises on is named, and not tried again; other failures are Spark's to tell."""
+    fed.feed(100)
+    with pytest.raises(RecordError, match=r"ZeroDivisionError.*on the record at .*-in\[\d\] offset \d+"):
+        catch_up(fed, load_pipeline("pipelines", "raising", fed.name), 2, tmp_path, submit=submit_to(spark))
+    assert fed.history().checkpoint_latest == 0
+    with pytest.raises(StageFailed, match="Spark could not finish nonsense"):
+        submit_to(spark)("nonsense", [b"no work at all"])
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_checkpoints_of_both_engines_are_audited(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
+    """The local engine did wrong by one update of each kind, Spark went on from its checkpoint and did right: an audit
+    on Spark finds the former and nothing else, exactly as one in this process does."""
+    client = ClientConfig(fed.config)
+    options = RunOptions(client, CheckpointSettings(num_retained=100), parallelism=3)
+    loaded, submit = load_pipeline("flawed_pipelines", "flawed", fed.name), submit_to(spark)
+    fed.feed(1500)
+    run_flawed(fed, "--num-retained", "100", interval="10m")  # the pipeline's flaw does not outlive a checkpoint
+    fed.feed(900)
+    summary = CatchingUp(loaded, options, submit, tmp_path, Silent(), chunk_records=700).run()
+    assert summary.checkpoints > 1
+
+    def audited(submit: Submit) -> AuditReport:
+        return Audit(loaded, client, submit, tmp_path, Quiet()).run()
+
+    report = audited(submit)
+    assert report.checkpoints == list(range(1, summary.manifest.checkpoint + 1))
+    origins = {each.finding.kind: each.finding.origin for each in report.findings}
+    stems = {kind: order_at(fed.kafka, *origin) for kind, origin in origins.items() if origin is not None}
+    assert stems.pop("reordered")
+    assert stems == {"missing": DROPPED, "doubled": DOUBLED, "changed": CHANGED}
+    assert len(report.findings) == 4
+    assert audited(in_process) == report
+
+
+@pytest.fixture
+def lossy(own_broker: Callable[..., KafkaCluster], topic_name: str, tmp_path: Path) -> Iterator[Lossy]:
+    made = Lossy(own_broker(QUICK_ABORTS), topic_name, tmp_path / "fired")
+    yield made
+    made.end()
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_a_lost_transaction_is_computed_again_on_spark(spark: SparkSession, lossy: Lossy, tmp_path: Path) -> None:
+    """A checkpoint of parallelism 2 has lost one of four transactions and its output log; a catch-up with three units
+    a stage repairs it first, with two, and goes on: all output is exact, in order."""
+    lost = lossy.lose("out", f"{lossy.name}-out")
+    lossy.feed(500)
+    stages: list[tuple[str, int]] = []
+    client = ClientConfig({"bootstrap.servers": lossy.kafka.bootstrap_servers})
+    options = RunOptions(client, parallelism=3, repair="spark")
+    loaded, progress = load_pipeline("pipelines", "diamond", lossy.name), Silent()
+    submit = submit_to(spark, lambda stage, units: stages.append((stage, units)))
+    summary = CatchingUp(loaded, options, submit, tmp_path / "staged", progress).run()
+    assert any(f"{lost.transactional_id} repaired" in note for note in progress.notes)
+    assert [units for stage, units in stages if stage.startswith("stage")] == [2, 2, 3, 3]
+    assert summary.manifest.parallelism == 3
+    lossy.assert_exact()
+    assert list((tmp_path / "staged").iterdir()) == []
