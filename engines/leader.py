@@ -24,7 +24,7 @@ from exactlyonce.checkpoint.leader import Leader, Verdict
 from exactlyonce.checkpoint.led import Led
 from exactlyonce.checkpoint.orphans import KnownBlocks, when_given_up
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest, read_before
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
 from exactlyonce.checkpoint.settings import DELETE
@@ -116,6 +116,8 @@ class PipelineLeader:
         self._judge_restoring()
         manifest = self._drive(self.leader.recover())
         self._finished()
+        for place in read_before(manifest, self._options.skip):
+            self._note(f"--skip {place}: the run goes on behind that record, and has nothing to leave out")
         savepoints = self.leader.log.history.savepoints
         for checkpoint, why in self._known_blocks.unrestorable.items():
             if checkpoint not in savepoints:

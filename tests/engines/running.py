@@ -26,8 +26,6 @@ from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, Committed, KafkaCluster
 
 HERE = Path(__file__).parent
 QUICK = ("--checkpoint-interval", "200ms", "--stop-timeout", "10m")
-MARKERS_S = 60
-"""How long a commit that was answered may take to be visible: its markers are written after the answer."""
 Fed = list[tuple[str, str]]
 
 
@@ -235,7 +233,7 @@ def _aborts(job: Run, since_ms: int) -> bool:
 
 def visible(kafka: KafkaCluster, topic: str, count: int) -> list[Committed]:
     """What readers of *topic* see, once it is *count* records; or fewer, if no more become visible in time."""
-    deadline = time.monotonic() + MARKERS_S
+    deadline = time.monotonic() + LIMIT_S
     while len(found := kafka.read_committed(topic)) < count and time.monotonic() < deadline:
         time.sleep(0.05)
     return found

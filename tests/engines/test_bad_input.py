@@ -114,7 +114,7 @@ def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> 
     job.feed(50)
     ended = job.finish()
     assert next(event["skipped"] for event in ended.events if event["event"] == "ended") == 1_500
-    assert 1 < ended.said.count("skipped: ") <= 100, "a few for each batch"
+    assert ended.said.count("skipped: source 'orders': ") >= 1, "what is not named shares a line"
     assert ended.text == []
     job.assert_totals()
 
@@ -129,7 +129,7 @@ def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
     said = job.finish_here("--skip", f"{job.topic}:0:7000", *choice.split())
     assert f"skipped: source 'orders': the record at {job.topic}[0] offset 42, as asked for by --skip" in said
     job.feed(10)
-    job.finish_here(*choice.split())
+    assert f"{choice}: the run goes on behind that record" in job.finish_here(*choice.split())
     del job.fed[42]
     job.assert_totals()
     history = job.history()
