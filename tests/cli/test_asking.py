@@ -122,3 +122,12 @@ def test_who_waits_no_longer(
     with pytest.raises(NotAnswered if how is None else type(how)) as raised:
         call()
     assert said in (str(raised.value) if how is None else capsys.readouterr().err)
+
+
+def test_a_silent_run_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a heartbeat it may be restarting; only one that has said that it ended is over."""
+    monkeypatch.setattr(asking, "Mailbox", _Deaf)
+    for newest, said in ((LIVING, "The run, which is silent, has not done"), (ENDED, "The run of p has ended")):
+        monkeypatch.setattr(asking, "read_history", lambda *args, newest=newest: history(newest, SAVEPOINT))
+        with pytest.raises(NotAnswered, match=said):
+            asking.delete(CONFIG, "p", 41, 0)
