@@ -116,8 +116,8 @@ class PipelineLeader:
         self._judge_restoring()
         manifest = self._drive(self.leader.recover())
         self._finished()
-        for place in read_before(manifest, self._options.skip):
-            self._note(f"--skip {place}: the run goes on behind that record, and has nothing to leave out")
+        for skip in read_before(manifest, self._options.skip):
+            self._note(f"--skip {skip}: the run goes on behind that record, and has nothing to leave out")
         savepoints = self.leader.log.history.savepoints
         for checkpoint, why in self._known_blocks.unrestorable.items():
             if checkpoint not in savepoints:
