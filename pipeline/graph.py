@@ -53,6 +53,8 @@ class Kind(str, Enum):
 
 
 STATEFUL_KINDS = frozenset({Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE})
+SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP})
+"""Those that may have side outputs; a function with state takes `emit` only if it has some."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from exactlyonce import Codec, Context, Emit, Output, Pipeline, Stream
+from exactlyonce import Codec, Context, Emit, Output, Pipeline, SideEmit, Stream
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -322,9 +322,14 @@ def split(order: Order, emit: Emit[Order]) -> None:
         emit(order)
 
 
-def twice(count: int | None, order: Order) -> tuple[int | None, list[str]]:
+THIRD = Output("third", Order)
+
+
+def twice(count: int | None, order: Order, emit: SideEmit) -> tuple[int | None, list[str]]:
     """Every customer's third order ends its state; each order gives its number, and once more for the third."""
     number = (count or 0) + 1
+    if number == 3:
+        emit(order, THIRD)
     return (None if number == 3 else number), [f"{order.id}:{number}"] * (2 if number == 3 else 1)
 
 
@@ -338,13 +343,14 @@ def everything(name: str, log: str) -> Pipeline:
     records.sink("echo", KafkaSink(f"{name}-echo"))
     both = orders.process("split", split, outputs=[LATE])
     both.side(LATE).sink("late", KafkaSink(f"{name}-late", key=lambda order: str(order.id)))
-    (
+    numbers = (
         both.union(pipeline.source("more", KafkaSource(f"{name}-more", value=Order)))
         .flat_map(lambda order: [order, order], output=Order)
         .key_by(lambda order: order.customer)
-        .stateful_flat_map("twice", twice)
-        .sink("numbers", KafkaSink(f"{name}-numbers"))
+        .stateful_flat_map("twice", twice, outputs=[THIRD])
     )
+    numbers.sink("numbers", KafkaSink(f"{name}-numbers"))
+    numbers.side(THIRD).sink("third", KafkaSink(f"{name}-third", key=lambda order: order.customer))
     (
         orders.map(lambda order: Pair(order.customer, order.total), output=Pair)
         .key_by(lambda pair: pair.customer)
