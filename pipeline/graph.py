@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import schema, wire
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
@@ -217,9 +217,9 @@ class LogicalGraph:
             "inputs": [[read.node, read.output] for read in node.inputs],
         }
         if node.kind is Kind.FEEDBACK:
-            described["record"] = schema.describe(node.type)
+            described["record"] = wire.describe(node.type)
         if node.kind is Kind.KEY_BY:
-            described |= {"record": schema.describe(node.type), "partitioned": node.partitioned}
+            described |= {"record": wire.describe(node.type), "partitioned": node.partitioned}
         if node.stateful:
             described["state"] = node.kept.layout
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}

@@ -369,6 +369,36 @@ def starting(name: str, start: str) -> Pipeline:
     return pipeline
 
 
+class Odd(msgspec.Struct):
+    """Fields of an order, so that only the class says what it is."""
+
+    id: int
+    customer: str
+    total: int
+
+
+def odd(order: Order) -> Odd:
+    return Odd(order.id, order.customer, order.total)
+
+
+def untagged(name: str, pause_ms: int) -> Pipeline:
+    """Orders of two classes without tags, dealt by customer to a running total that knows each class by its number."""
+    pipeline = Pipeline(name)
+
+    def add_slowly(total: int | None, order: Order | Odd) -> tuple[int, Total]:
+        if isinstance(order, Odd) != bool(order.id % 2):
+            raise ValueError(f"{order} is of another class than it was")
+        time.sleep(pause_ms / 1000)
+        total = (total or 0) + order.total
+        return total, Total(order.id, order.customer, total)
+
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    odds = orders.filter(lambda order: order.id % 2).map(odd)
+    both = orders.filter(lambda order: not order.id % 2).union(odds).key_by(lambda order: order.customer)
+    both.stateful_map("totals", add_slowly).sink("out", KafkaSink(f"{name}-out", key=_by_customer))
+    return pipeline
+
+
 def two_shuffles(name: str, pause_ms: int) -> Pipeline:
     """NAME-in and NAME-more united, dealt by id, then by customer to a running total with a pause at every record."""
     pipeline = Pipeline(name)
