@@ -42,6 +42,13 @@ def command(fed: Fed, monkeypatch: pytest.MonkeyPatch, name: str, *options: str)
     return main([name, *pipeline, "--bootstrap-servers", fed.kafka.bootstrap_servers, *options])
 
 
+def test_classes_without_tags_are_told_apart_behind_a_shuffle(fed: Fed, tmp_path: Path) -> None:
+    fed.feed(200)
+    catch_up(fed, load_pipeline("pipelines", "untagged", fed.name, pause_ms="0"), 2, tmp_path)
+    await_readable(fed.kafka, f"{fed.name}-out")
+    assert_totals(fed.kafka, f"{fed.name}-out", fed.left)
+
+
 @pytest.mark.exhaustive
 def test_a_running_pipeline_is_left_alone(
     fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -24,11 +24,13 @@ MISSING, DOUBLED, CHANGED, REORDERED, FOREIGN = KINDS = ("missing", "doubled", "
 
 
 class PlainRecord(NamedTuple):
-    """What a reader gets, but for its place."""
+    """What a reader gets, but for its place, and for its time where no function gives that."""
 
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
+    timestamp_ms: int | None = None
+    """None: not compared, for the sink's outputs have the time when they were written."""
 
 
 class Expected(NamedTuple):

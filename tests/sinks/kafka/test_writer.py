@@ -41,6 +41,9 @@ MEGABYTE = 1_000_000
 HELD_MAX = 200 * MEGABYTE
 """Of the client's queue, of the backlog, and of copies on the way."""
 
+FAR_MS = 4_102_444_800_000
+"""The year 2100: topics take no time that is more than an hour ahead, unless they are told."""
+
 Make = Callable[..., KafkaWriter]
 
 
@@ -103,6 +106,19 @@ def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, 
     with pytest.raises(RecordError, match=r"a record, or the batch .* max\.message\.bytes"):
         poll_on(writer)
     assert writer.take_flushed(1) is None
+
+
+@pytest.mark.parametrize("headers", [None, [[("by", b"x")]] * 2], ids=["plain", "with headers"])
+def test_times_of_records(kafka: KafkaCluster, topic_name: str, writer_at: Make, headers: Any) -> None:
+    kafka.create_topic(topic_name)
+    writer = writer_at(kafka, topic_name, {})
+    writer.write(Outputs([b"1", b"2"], None, headers, [7, FAR_MS]))
+    writer.barrier(1)
+    with pytest.raises(
+        RecordError, match=rf"sink 'out': a record for {topic_name}.* message\.timestamp\.after.*"
+    ) as error:
+        poll_on(writer)
+    assert "from 1970-01-01T00:00:00.007+00:00 to 2100-01-01T00:00:00.000+00:00." in str(error.value)
 
 
 def test_a_record_that_the_client_refuses(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
