@@ -72,20 +72,6 @@ def test_kills_of_the_coordinator(step: str, nth: int, job: Job) -> None:
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive(matrix=True)
-@pytest.mark.parametrize("nth", [1, 5])
-@pytest.mark.parametrize("step", ["worker-barrier", "worker-frozen", "worker-flushed", "worker-acknowledged"])
-def test_kills_of_a_worker(step: str, nth: int, job: Job) -> None:
-    job.feed()
-    incarnation = job.armed(step, "--parallelism", "2", nth=nth)
-    incarnation.await_step("deployed")
-    job.feed()
-    incarnation.await_checkpoint()
-    incarnation.kill()
-    job.finish("--parallelism", "3")
-    job.assert_agreement()
-
-
 @pytest.mark.exhaustive(matrix=True, in_all=["1"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_kills(seed: int, job: Job) -> None:

@@ -69,15 +69,6 @@ def test_the_store_is_killed(job: PreparedJob) -> None:
 
 
 @pytest.mark.exhaustive(matrix=True)
-def test_the_store_is_killed_and_the_pipeline_too(job: PreparedJob, tmp_path: Path) -> None:
-    assert job.run("--parallelism", "2", env=killed_before_a_commit(tmp_path)).wait() == -9
-    job.preparing.kill()
-    assert job.preparing.listed()
-    job.finish("--parallelism", "3")
-    job.assert_exact()
-
-
-@pytest.mark.exhaustive(matrix=True)
 def test_an_aborted_checkpoint(job: PreparedJob, tmp_path: Path) -> None:
     """What was prepared for it is carried by the next one, at whose decision it is committed."""
     job.feed(1000)
