@@ -74,7 +74,6 @@ class TestStoreWithKeys(Hooks, contract_of(replaced(STORE, KEYED))):  # type: ig
 
 APPLIED = "ledger = self.ledger(db, entry.pipeline, entry.sink).applied(entry)\n"
 BEGIN = 'db.execute("BEGIN IMMEDIATE")'
-OF_ENTRY = "(entry.pipeline, entry.sink, ledger.encode())"
 CONNECT = "with closing(sqlite3.connect(self.path, timeout=1)) as db, db:"
 LOOK_FIRST = """ledger = self.ledger(db, entry.pipeline, entry.sink).applied(entry)
         chunks = list(chunks)
