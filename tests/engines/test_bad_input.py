@@ -106,19 +106,6 @@ def test_a_record_that_does_not_decode(kafka: KafkaCluster, job_of: JobOf) -> No
     job.assert_totals()
 
 
-@pytest.mark.exhaustive
-def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> None:
-    job = job_of("skipping", partitions=1)
-    job.feed(50)
-    kafka.produce(job.topic, [b"{"] * 1_500)
-    job.feed(50)
-    ended = job.finish()
-    assert next(event["skipped"] for event in ended.events if event["event"] == "ended") == 1_500
-    assert 1 < ended.said.count("skipped: ") <= 100, "a few for each batch"
-    assert ended.text == []
-    job.assert_totals()
-
-
 def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
     """The error names it, the next run leaves it out, and the checkpoint says so: an audit and a replay of the interval
     leave it out too, and find nothing wrong."""
