@@ -59,19 +59,6 @@ def test_kills_between_the_stores(step: str, nth: int, job: Job) -> None:
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive(matrix=True)
-@pytest.mark.parametrize("nth", [1, 2])
-@pytest.mark.parametrize(
-    "step", ["coordinator-checked", "coordinator-decided", "coordinator-committed", "coordinator-finalized"]
-)
-def test_kills_of_the_coordinator(step: str, nth: int, job: Job) -> None:
-    job.feed()
-    assert job.armed(step, "--parallelism", "2", nth=nth).wait() == -9
-    assert job.armed("store-committed", "--parallelism", "3", nth=nth + 1).wait() == -9
-    job.finish()
-    job.assert_agreement()
-
-
 @pytest.mark.exhaustive(matrix=True, in_all=["1"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_kills(seed: int, job: Job) -> None:
