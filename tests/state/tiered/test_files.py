@@ -130,7 +130,7 @@ def halved(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-DAMAGE = {
+DAMAGE: dict[str, Callable[[Path], None]] = {
     "marker": scrambled, "CURRENT": scrambled, "MANIFEST": halved, "log CURRENT": Path.unlink, "sst": Path.unlink,
     "MANIFEST OPTIONS CURRENT log": Path.unlink, "MANIFEST OPTIONS CURRENT log sst json": Path.unlink,
 }  # fmt: skip
