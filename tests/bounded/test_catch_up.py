@@ -146,18 +146,6 @@ def test_stop_offsets(fed: Fed, tmp_path: Path) -> None:
     fed.assert_output()
 
 
-@pytest.mark.exhaustive
-def test_more_subtasks_than_a_manifest_has_room_for(fed: Fed, tmp_path: Path) -> None:
-    fed.feed(30)
-    loaded = load_pipeline("bounded_pipelines", "fine", fed.name)
-    with pytest.raises(ConfigError, match=r"Use --parallelism \d+ at most") as refused:
-        catch_up(fed, loaded, 16_384, tmp_path)
-    most = int(str(refused.value).split("--parallelism ")[1].split()[0])
-    assert most > 100
-    catch_up(fed, loaded, 40, tmp_path)
-    assert_totals(fed.kafka, f"{fed.name}-out", fed.all)
-
-
 def test_another_pipeline_than_before(fed: Fed, tmp_path: Path) -> None:
     fed.feed(100)
     catch_up(fed, load_pipeline("pipelines", "linear", fed.name), 1, tmp_path)

@@ -33,9 +33,10 @@ def history(incarnation: Incarnation, *manifests: Manifest, finalized: bool = Tr
 
 def test_a_run_that_has_ended_behind_a_savepoint() -> None:
     """Whoever asked for a savepoint and the end has got both, though another request was seen; also if a run has begun
-    since that has decided nothing."""
+    since that has decided nothing. One that was there when the request was made is none."""
     found = history(ENDED, SAVEPOINT)
     assert ended_behind(found, 3) == ended_behind(found, 2) == SAVEPOINT
+    assert ended_behind(found, 4) is None
     found.admit(msgspec.structs.replace(ENDED, incarnation=4, ended=False))
     assert ended_behind(found, 3) == SAVEPOINT
 
@@ -55,11 +56,6 @@ def test_a_run_that_has_ended_behind_a_savepoint() -> None:
 )
 def test_an_end_that_is_none_behind_a_savepoint(found: History) -> None:
     assert ended_behind(found, 3) is None
-
-
-def test_a_savepoint_of_a_run_before() -> None:
-    """It was there when the request was made: the run that was asked has ended without one."""
-    assert ended_behind(history(ENDED, SAVEPOINT), 4) is None
 
 
 def test_a_newer_decision_that_cannot_be_read() -> None:

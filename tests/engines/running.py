@@ -33,13 +33,9 @@ class Run:
     def __init__(self, servers: str, target: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, "-m", "exactlyonce.cli.main", "run", target, "--bootstrap-servers", servers]
         self.process = subprocess.Popen(
-            [*command, "--json", "--verbose", *arguments],
-            cwd=HERE,
-            env={**os.environ, **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+            [*command, "--json", "--verbose", *arguments], cwd=HERE, env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
         self.events: list[dict[str, Any]] = []
         self.text: list[str] = []
         """What it wrote to stderr that is no event."""

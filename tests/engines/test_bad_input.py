@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from pipelines import linear
-from running import HERE, QUICK, Ended, Job, run_here, stop, visible
+from running import HERE, QUICK, Ended, Job, run_here, visible
 from test_input_topics import delete
 from waiting import succeeds, until
 
@@ -284,23 +284,6 @@ def test_operators_come_but_do_not_go_unnoticed(kafka: KafkaCluster, job_of: Job
     job.assert_totals()
     assert [record.value for record in visible(kafka, f"{job.name}-count", 17)] == [b"1"] * 17
     assert "'count'" in job.finish_here(code=USER)
-
-
-@pytest.mark.exhaustive  # test_zombies.py has a coordinator that is replaced
-def test_two_instances(job_of: JobOf) -> None:
-    job = job_of("linear")
-    job.feed(1000)
-    older = job.start()
-    older.await_checkpoint()
-    newer = job.start()
-    newer.await_event(lambda event: event["event"] == "started")
-    job.feed(1000)
-    assert older.wait() == 5
-    assert f"process {newer.process.pid}" in older.said
-    newer.await_checkpoint()
-    stop(newer)
-    job.finish_here()
-    job.assert_totals()
 
 
 @pytest.mark.exhaustive

@@ -26,15 +26,11 @@ class Order(msgspec.Struct):
 def batch_of(good: Any) -> list[Message]:
     return [
         Message(
-            topic="orders",
-            partition=3,
-            offset=number,
-            key=b"k",
-            timestamp=(1, 1),
+            topic="orders", partition=3, offset=number, key=b"k", timestamp=(1, 1),
             value=json.dumps({"id": number}).encode() if good(number) else BAD,
         )
         for number in range(COUNT)
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("metadata", [False, True])

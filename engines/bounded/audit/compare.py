@@ -207,7 +207,7 @@ def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """A longest part of *pairs* that grows on both sides.
 
     >>> _increasing([(0, 1), (1, 0), (2, 2)])
-    [(0, 1), (2, 2)]
+    [(1, 0), (2, 2)]
     """
     ordered = sorted(pairs)
     tails: list[int] = []  # the least second number that a chain of each length can end with

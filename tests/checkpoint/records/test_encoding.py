@@ -196,18 +196,14 @@ class TestKeys:
 
 FINGERPRINTS = {
     Manifest: [
-        "a0ee0191f086b58a",
-        "420546f873bd7de7",
-        "57be248af10ce47f",
-        "e942cc97b09aa6ae",
-        "f94a7e9d9cfdb206",
+        "a0ee0191f086b58a", "420546f873bd7de7", "57be248af10ce47f", "e942cc97b09aa6ae", "f94a7e9d9cfdb206",
         "6ee16d65b769dd95",
     ],
     Finalized: ["97b9bc06bfcdb453"],
     Incarnation: ["c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb"],
     Repair: ["1a1b454c5b4df844"],
     Block: ["d51d1de7b14f7065"],
-}
+}  # fmt: skip
 
 
 def _nested() -> list[type]:
