@@ -87,7 +87,8 @@ def run_loaded(
                 return workers.host(job.run) if isinstance(workers, InlineWorker) else job.run()
             except AnotherLeads:
                 if not _has_turn(job, stopper):
-                    return _stopped_waiting(job)
+                    _stopped_waiting(job)
+                    return None
             except (BrokerUnavailable, Undetermined) as error:
                 recovered = recovered or job.recovered
                 delay_ms = restart.failed(SystemClock().monotonic_ms())

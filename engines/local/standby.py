@@ -33,7 +33,8 @@ def wait_for_turn(
 
     def watch() -> None:
         try:
-            turn.set_result(_watch(LogFollower(config, pipeline), succession, ended, awaits, note))
+            _watch(LogFollower(config, pipeline), succession, ended, awaits, note)
+            turn.set_result(None)
         except BaseException as error:
             turn.set_exception(error)
 
