@@ -262,6 +262,8 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     condemned: bool = False
     """All that the pipeline has is to be deleted, as its user wants it when a run is cancelled: whoever comes next does
     so, before anything else."""
+    machine: str = ""
+    """Names the system whose process `process` is: two machines, or containers, may have one name. Empty: unknown."""
 
 
 class Repair(msgspec.Struct, frozen=True):

@@ -198,7 +198,7 @@ def test_keywords_are_called_as_on_the_command_line() -> None:
 
 OTHERS: dict[str, dict[str, Any]] = {
     "run": {
-        "parallelism": 2, "until": "latest", "repair": "halt", "checkpoint_partitions": 9,
+        "parallelism": 2, "until": "latest", "standby": True, "repair": "halt", "checkpoint_partitions": 9,
         "from_savepoint": "s3://bucket/prefix/1", "map": {"sums": "totals"}, "allow_dropped_state": True,
     },
     "checkpoint": {
