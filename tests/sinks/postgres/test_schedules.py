@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -106,7 +106,7 @@ def at_once(act: Callable[[int], Any], numbers: range) -> list[Any]:
 def test_two_that_fence_at_once(database: Database) -> None:
     database.store().check()
 
-    def begin(incarnation: int) -> dict[int, int]:
+    def begin(incarnation: int) -> Mapping[int, int]:
         store = database.store(limits=Limits(lock=LIMIT_S, grace=LIMIT_S))
         return store.fence("p", "s", incarnation, ORIGIN)
 
@@ -117,7 +117,7 @@ def test_two_that_fence_at_once(database: Database) -> None:
 
 
 def test_two_that_begin_at_once(database: Database) -> None:
-    def begin(number: int) -> dict[int, int]:
+    def begin(number: int) -> Mapping[int, int]:
         store = database.store(table="fresh")
         store.check()
         return store.fence(f"p{number}", "s", 1, ORIGIN)
