@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
@@ -70,12 +71,17 @@ def test_parameters_and_options(orders: Orders) -> None:
 @pytest.mark.exhaustive(but=["15"])
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_clean_stop(orders: Orders, stop: signal.Signals) -> None:
+    """The workers get the signal too, and before the coordinator does: a terminal and systemd send it to all."""
     options = ("--checkpoint-interval", "100ms", "--stop-timeout", "10m")
     with orders.command.start("run", "orders:pipeline", *options) as process:
         committed = 0
         while committed < len(TOTALS):
             committed += awaited("checkpoint", process.stderr)["records_committed"]
-        process.send_signal(stop)
+        threads = Path(f"/proc/{process.pid}/task").iterdir()
+        workers = [int(each) for thread in threads for each in (thread / "children").read_text().split()]
+        for each in (*workers, process.pid):
+            os.kill(each, stop)
+        assert workers
         told = list(events(process.stderr))
         assert process.wait(LIMIT_S) == 0
     assert any(str(event.get("text")).startswith("stopping behind a last checkpoint") for event in told)
