@@ -6,6 +6,7 @@ import io
 import json
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, Committed, KafkaCluster
 
 HERE = Path(__file__).parent
 QUICK = ("--checkpoint-interval", "200ms", "--stop-timeout", "10m")
+DESCRIPTORS = 1024
+"""A run may open so many, as one from a shell may."""
 Fed = list[tuple[str, str]]
 
 
@@ -36,6 +39,9 @@ class Run:
             [*command, "--json", "--verbose", *arguments], cwd=HERE, env={**os.environ, **(env or {})},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
+        # Before it starts any worker: these inherit it.
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
         self.events: list[dict[str, Any]] = []
         self.text: list[str] = []
         """What it wrote to stderr that is no event."""
