@@ -30,7 +30,7 @@ def _unbounded(real: Any, self: ChannelInput) -> None:
     _granted(self, MANY)
 
 
-@mutant("a window counts only the work of its reader", OVERLOADED, shape="two-shuffles", luck=LOAD)
+@mutant("a window counts only the work of its reader", OVERLOADED, shape="two-shuffles", luck=LOAD, first=3)
 @in_place_of(ChannelInput, "processed")
 def _own_work(real: Any, self: ChannelInput) -> None:
     real(self)
@@ -40,7 +40,7 @@ def _own_work(real: Any, self: ChannelInput) -> None:
 
 mutant(
     "a sink takes what there is", OVERLOADED, patch.object(ProducingWriter, "room", MANY), shape="one-shuffle",
-    luck=LOAD,
+    luck=LOAD, first=6,
 )  # fmt: skip
 mutant(
     "a subtask does not ask what is behind it for room", OVERLOADED, patch.object(Outlet, "room", MANY),
