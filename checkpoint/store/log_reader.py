@@ -18,6 +18,7 @@ from exactlyonce.checkpoint.requests import DecisionRecord, Ends, LogRead, Unrea
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.scan import read_range
 from exactlyonce.checkpoint.store.topic import describe, find_topic, topic_name
+from exactlyonce.pipeline.errors import Halt, TopicError
 
 
 class LogReader:
@@ -69,7 +70,7 @@ class LogFollower:
 
     def __init__(self, config: Mapping[str, Any], pipeline: str) -> None:
         self._config, self._pipeline, self._topic = config, pipeline, topic_name(pipeline)
-        self._admin = store_client.admin(config)
+        self._client: AdminClient | None = None
         self._topic_id = ""
         self._end = 0
         self._history = History(pipeline)
@@ -77,13 +78,25 @@ class LogFollower:
     def look(self) -> History:
         """The decisions so far: none where there is no topic, those of the new one where it was made anew.
 
-        Raises `BrokerUnavailable` within seconds; the next look goes on from the one before.
+        Raises `BrokerUnavailable` within seconds; the next look goes on from the one before. The first look connects.
         """
         with store_client.explained(self._config, f"following {self._topic}"):
-            topic = describe(self._admin, self._topic)
-            if topic is None:
-                return History(self._pipeline)
-            end = store_client.end_offsets(self._admin, self._topic, [DECISIONS], IsolationLevel.READ_COMMITTED)
+            self._client = self._client or store_client.admin(self._config)
+            topic = describe(self._client, self._topic)
+        if topic is None:
+            return History(self._pipeline)
+        try:
+            return self._read(self._client, topic)
+        except (Halt, TopicError):
+            with store_client.explained(self._config, f"following {self._topic}"):
+                if describe(self._client, self._topic) == topic:
+                    raise
+            return History(self._pipeline)
+
+    def _read(self, client: AdminClient, topic: TopicInfo) -> History:
+        """What has come in *topic*. Raises `Halt` or `TopicError` where that is deleted meanwhile."""
+        with store_client.explained(self._config, f"following {self._topic}"):
+            end = store_client.end_offsets(client, self._topic, [DECISIONS], IsolationLevel.READ_COMMITTED)
         if topic.topic_id != self._topic_id:
             read = read_log(self._config, self._topic, end[DECISIONS])
             self._history = history_of(self._pipeline, self._topic, read)

@@ -23,6 +23,7 @@ from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import SILENCE_MS
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, OrderLog, Repair
 from exactlyonce.checkpoint.requests import drive
+from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store import log_reader
 from exactlyonce.checkpoint.store.log_reader import LogFollower, read_history
 from exactlyonce.checkpoint.store.topic import prepare_topic
@@ -410,3 +411,25 @@ class TestFollowing:
         until(lambda: follower.look().incarnation_latest == 0)
         prepare_topic(store.config, store.pipeline)
         assert follower.look().newest_incarnation is None
+
+    def test_a_topic_that_is_deleted_during_a_look(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = store.living()
+        follower = LogFollower(store.config, store.pipeline)
+        assert follower.look().incarnation_latest == 1
+        assert log.beaten() is Outcome.DONE
+        real, admin, name = log_reader.read_log, store.kafka.admin(), store.topic.name
+
+        def read_log(*place: Any) -> Any:
+            admin.delete_topics([name])[name].result(LIMIT_S)
+            prepare_topic(store.config, store.pipeline)
+            return real(*place)
+
+        monkeypatch.setattr(log_reader, "read_log", read_log)
+        assert follower.look().incarnation_latest == 0
+
+    def test_the_first_look_connects(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(store_client, "REQUEST_TIMEOUT_S", 0.1)
+        follower = LogFollower({"bootstrap.servers": "127.0.0.1:1"}, "p")
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailable):
+                follower.look()
