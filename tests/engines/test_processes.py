@@ -15,9 +15,14 @@ from exactlyonce.engines import processes
 from exactlyonce.engines.processes import is_known_dead, machine
 
 
-def led_by(process: int, machine: str) -> Incarnation:
+def led_by(process: int, machine: str, host: str = "") -> Incarnation:
     return Incarnation(
-        incarnation=1, host=socket.gethostname(), process=process, started_at_ms=0, heartbeat_ms=0, machine=machine
+        incarnation=1,
+        host=host or socket.gethostname(),
+        process=process,
+        started_at_ms=0,
+        heartbeat_ms=0,
+        machine=machine,
     )
 
 
@@ -40,6 +45,7 @@ def test_a_machine_of_the_same_name(ended: int) -> None:
     for other in ("", "another boot, another namespace"):
         assert not is_known_dead(led_by(ended, other))
         assert not is_known_dead(led_by(os.getpid(), other))
+    assert not is_known_dead(led_by(ended, machine(), host="a copy of this machine"))
 
 
 def test_where_a_machine_has_no_such_names(ended: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
