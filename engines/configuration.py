@@ -61,6 +61,8 @@ def _keyword(name: str) -> str:
 _SAVEPOINT = ("from_savepoint", "map", "allow_dropped_state")
 RESTORING = (*_SAVEPOINT, "rewind")
 """The last is in no file: it would stand there at every start, and write output again at some of them."""
+_OF_RUN = ("log_level", "on_event")
+"""Options that `engines.local.run.run` takes itself; an error lists them with the others."""
 _DIRECT = {
     "bootstrap_servers",
     "config",
@@ -131,7 +133,8 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
     unknown = sorted(set(given) - _DIRECT)
     if unknown:
         raise ConfigError(
-            f"There is no option {', '.join(map(repr, unknown))}. Options are: {', '.join(sorted(_DIRECT))}."
+            f"There is no option {', '.join(map(repr, unknown))}. Options are: "
+            f"{', '.join(sorted({*_DIRECT, *_OF_RUN}))}."
         )
     file = read_file(given.get("config"))
     run = {key: given.get(key, file.get("run", {}).get(key)) for key in _RUN}

@@ -129,7 +129,9 @@ def as_text(report: AuditReport) -> Iterator[str]:
         yield f"{report.pipeline}: no checkpoint could be judged."
         return
     if not report.findings and not _judged(report):
-        yield f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}: none of their output could be judged."
+        nothing = "they read no records, nothing was compared"
+        why = "none of their output could be judged" if report.records_in else nothing
+        yield f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}: {why}."
         return
     whole = "exactly once: nothing is wrong"
     verdict = f"{len(report.findings)} findings" if report.findings else whole

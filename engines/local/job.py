@@ -148,7 +148,7 @@ class Job:
             self._feed(events.Stop())
 
     def _stopped_too_late(self) -> StoppedShort:
-        why = f"none was complete within {self.options.checkpoint.stop_timeout_ms} ms ({setting('stop_timeout')})"
+        why = f"none was complete within {setting('stop_timeout')}, {self.options.checkpoint.stop_timeout_ms} ms"
         waits = filter(None, (self._whereabouts.hanging(time.monotonic()), self._whereabouts.slow()))
         return _stopped_short(self.core.manifest, "; ".join((why, *waits)), self.core.deciding)
 

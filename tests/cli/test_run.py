@@ -84,7 +84,7 @@ def test_clean_stop(orders: Orders, stop: signal.Signals) -> None:
         assert workers
         told = list(events(process.stderr))
         assert process.wait(LIMIT_S) == 0
-    assert any(str(event.get("text")).startswith("stopping behind a last checkpoint") for event in told)
+    assert any(str(event.get("text")).startswith("stopping after a last checkpoint") for event in told)
     assert [event for event in told if event["event"] == "checkpoint"][-1]["kind"] == "final"
     assert_exact(orders)
 
@@ -131,7 +131,7 @@ def test_in_a_terminal(orders: Orders) -> None:
     os.close(ours)
     assert f"{orders.name}: incarnation 1, from checkpoint 0" in shown
     assert " records/s   lag " in shown
-    assert "stopping behind a last checkpoint" in shown
+    assert "stopping after a last checkpoint" in shown
     assert "{" not in shown
 
 
