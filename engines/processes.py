@@ -26,7 +26,7 @@ def machine() -> str:
 
 def is_known_dead(incarnation: Incarnation) -> bool:
     """Whether it was a process of this machine that is no more, or this one, which begins anew."""
-    if (incarnation.machine, incarnation.host) != (machine(), socket.gethostname()):  # copies of a machine share its boot
+    if (incarnation.machine, incarnation.host) != (machine(), socket.gethostname()):  # copies of one share its boot
         return False
     try:
         os.kill(incarnation.process, 0)
