@@ -24,7 +24,7 @@ from exactlyonce.sinks.kafka.producers import Pending, Producers, SinkProducer, 
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
 
-WAITING_S = 0.5
+WAITING_S = 1.0
 """As many records may wait as the broker took in the last so many seconds,"""
 WAITING_MIN_BYTES = 16 << 10
 """and at least as many as have so many bytes: what it takes grows with each round trip from there."""
