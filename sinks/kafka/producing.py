@@ -25,9 +25,9 @@ from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
 
 WAITING_S = 1.0
-"""As many records may wait as the broker took in the last so many seconds,"""
-WAITING_MIN_BYTES = 16 << 10
-"""and at least as many as have so many bytes: what it takes grows with each round trip from there."""
+"""What may wait is what the broker took in the last so many seconds,"""
+WAITING_MIN = 100
+"""and so many records at least: what it takes doubles with each round trip from there."""
 BACKLOG_BYTES_MAX = 32 << 20
 
 
@@ -55,8 +55,6 @@ class ProducingWriter(ABC):
     _times_ms: tuple[int, int] | None = None
     """The earliest and the latest that `timestamp=` has given."""
     _departures: Departures = field(default_factory=lambda: Departures(WAITING_S))
-    _record_bytes: int = WAITING_MIN_BYTES
-    """Of the first record of the last batch."""
     _delivered: int = 0
     """Of `records`, as of the last look."""
     _since_s: float = 0.0
@@ -109,7 +107,7 @@ class ProducingWriter(ABC):
         """How many records more may wait for the broker."""
         if self._backlog_bytes > BACKLOG_BYTES_MAX:
             return 0
-        may_wait = max(1, WAITING_MIN_BYTES // self._record_bytes, self._departures.lately(self._now_s()))
+        may_wait = max(WAITING_MIN, self._departures.lately(self._now_s()))
         return max(0, may_wait - (self.records - self._delivered))
 
     @property
@@ -131,7 +129,6 @@ class ProducingWriter(ABC):
         if outputs.timestamps:
             times_ms = (*(self._times_ms or ()), *outputs.timestamps)
             self._times_ms = min(times_ms), max(times_ms)
-        self._record_bytes = max(1, outputs.first_size)
         if self._backlog or not self._activate() or not self._produce(outputs):
             self._backlog.append(outputs)
             self._backlog_records += outputs.left

@@ -157,11 +157,6 @@ class Outputs:
         return len(self.values) - self.done
 
     @property
-    def first_size(self) -> int:
-        """Bytes of the first value and key."""
-        return len(self.values[0] or b"") + len((self.keys[0] if self.keys else None) or b"")
-
-    @property
     def size(self) -> int:
         """Bytes of all values and keys."""
         return sum(map(len, filter(None, self.values))) + sum(map(len, filter(None, self.keys or ())))

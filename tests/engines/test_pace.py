@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -275,13 +276,12 @@ def test_a_channel_holds_what_has_left_it_lately(siblings: int) -> None:
         read.processed()
 
     windows = []
-    for _ in range(40):  # nothing holds it up: what leaves grows by about a third with each turn
+    for _ in range(8):  # nothing holds it up: what leaves grows with each turn
         channel.send(codec.encode(numbers(0, channel.room)), channel.room)
         while read.slices.rest is not None or channel.waits:
             take(BATCH_RECORDS_MAX)
         windows.append(read.window)
-    assert windows == sorted(windows)
-    assert windows[-1] > BATCH_RECORDS_MAX
+    assert all(1.5 * before <= after for before, after in pairwise(windows))
     now_s[0] += 1.0
     channel.send(codec.encode(numbers(0, 5_000)), 5_000)
     for _ in range(10):

@@ -23,7 +23,7 @@ BOUNDS = (
     (decision_log, "STABLE_TIMEOUT_MS", 400),
     (transactional_writer, "MARKERS_TIMEOUT_MS", 400),
     (leader, "WATCH_INTERVAL_MS", UPKEEP_INTERVAL_MS),
-    (producing, "WAITING_MIN_BYTES", 200),
+    (producing, "WAITING_MIN", 4),
     (task, "BLOCKS_PENDING_MAX", 2),
     (in_flight, "PIECE_BYTES", 400),
     (in_flight, "NAMED_MAX", 2),

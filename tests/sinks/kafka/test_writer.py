@@ -29,7 +29,6 @@ from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, RecordError
 from exactlyonce.sinks.kafka.producers import KafkaProducers
-from exactlyonce.sinks.kafka.producing import WAITING_MIN_BYTES
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
@@ -96,20 +95,6 @@ def test_a_flush_does_not_linger(kafka: KafkaCluster, topic_name: str, writer_at
     writer.barrier(1)
     assert records_flushed(writer, 1) == 2
     assert (time.monotonic() - began) * 1000 < LINGER_MS / 2
-
-
-@pytest.mark.parametrize(("size", "most"), [(100_000, 1), (WAITING_MIN_BYTES // 8, 8)])
-def test_few_large_records_wait_at_first(
-    kafka: KafkaCluster, topic_name: str, writer_at: Make, size: int, most: int
-) -> None:
-    """So many as have some bytes in all, and one at least: a slow broker takes long for each."""
-    kafka.create_topic(topic_name)
-    writer = writer_at(kafka, topic_name, {"linger.ms": 100})
-    written = 0
-    while writer.room:
-        writer.write(Outputs([bytes(size)], None, None))
-        written += 1
-    assert written == most
 
 
 def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
