@@ -113,10 +113,10 @@ class Succession:
 
     def _look_at(self, newest: Incarnation) -> None:
         now_ms = self._clock.monotonic_ms()
-        if newest.incarnation != self._incarnation:
+        is_another = newest.incarnation != self._incarnation
+        if is_another:
             self._incarnation, self._since_ms = newest.incarnation, now_ms
-            self._heartbeat_ms, self._silent_ms = newest.heartbeat_ms, 0
-        elif newest.heartbeat_ms != self._heartbeat_ms:
+        if is_another or newest.heartbeat_ms != self._heartbeat_ms:
             self._heartbeat_ms, self._silent_ms = newest.heartbeat_ms, 0
         else:  # a look that took long met a broker that is away, for whoever leads as well
             self._silent_ms += min(now_ms - self._looked_ms, 2 * LOOK_PAUSE_MS)

@@ -173,11 +173,13 @@ class SourceDecoder:
         skipped = self.skipped.setdefault(partition, Skipped(self.id, message.topic(), partition))
         skipped.count += 1
         self._last[partition] = (*self._last.get(partition, ()), offset)[-NAMED_MAX:]
-        if len(skipped.first) < NAMED_MAX:
-            skipped.first.append((offset, why()))
-        if self._said < NAMED_MAX:
+        is_first, is_said = len(skipped.first) < NAMED_MAX, self._said < NAMED_MAX
+        sentence = why() if is_first or is_said else ""
+        if is_first:
+            skipped.first.append((offset, sentence))
+        if is_said:
             self._said += 1
-            self._say(f"skipped: {why()}")
+            self._say(f"skipped: {sentence}")
         else:
             self._unsaid, self._unsaid_last = self._unsaid + 1, _place(message)
 

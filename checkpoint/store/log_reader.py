@@ -83,15 +83,14 @@ class LogFollower:
         with store_client.explained(self._config, f"following {self._topic}"):
             self._client = self._client or store_client.admin(self._config)
             topic = describe(self._client, self._topic)
-        if topic is None:
-            return History(self._pipeline)
-        try:
-            return self._read(self._client, topic)
-        except (Halt, TopicError):
-            with store_client.explained(self._config, f"following {self._topic}"):
+            if topic is None:
+                return History(self._pipeline)
+            try:
+                return self._read(self._client, topic)
+            except (Halt, TopicError):
                 if describe(self._client, self._topic) == topic:
                     raise
-            return History(self._pipeline)
+                return History(self._pipeline)
 
     def _read(self, client: AdminClient, topic: TopicInfo) -> History:
         """What has come in *topic*. Raises `Halt` or `TopicError` where that is deleted meanwhile."""
