@@ -8,7 +8,7 @@
 # test-matrix   stores beside Kafka, killed at every step: an hour
 # crash-matrix  a crash, a stop or a lost request at every step of the protocol: some hours; goes on where it was
 # flaky         tests again and again, beside busy processes: ARGS="tests/state --times 20 --load 8"
-# simulate      histories on a broker in memory: SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores] [LUCK=zombies]
+# simulate      histories on a broker in memory: SEEDS=1000 [START=0] [JOBS=2] [SHAPE=diamond|stores|load] [LUCK=zombies]
 #               [MUTANT="no alignment"]; SEED=123 replays one, with its trace
 # soak          300,000 such histories, over as many runs as it takes
 # bench         figures, as ratios against a hand-written loop

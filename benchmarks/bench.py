@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from cluster import Cluster
 from orders import uniform
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -21,6 +25,10 @@ class Bench:
     def size(self, full: int, quick: int) -> int:
         """How much to do."""
         return quick if self.quick else full
+
+    def some(self, cases: Sequence[T]) -> Sequence[T]:
+        """All of them, or the first."""
+        return cases[:1] if self.quick else cases
 
     def input(self, records: int, customers: int) -> str:
         """A topic with *records* orders of any of *customers*."""

@@ -73,6 +73,37 @@ def slow_totals(name: str, source: str, sink: str) -> Pipeline:
     return pipeline
 
 
+def after_shuffles(name: str, source: str, sink: str, shuffles: int, ms: float) -> Pipeline:
+    """Counts after *shuffles* shuffles, of which the last takes *ms* for each record."""
+
+    def count(seen: int | None, order: Order) -> tuple[int, Order]:
+        return (seen or 0) + 1, order
+
+    def count_slowly(seen: int | None, order: Order) -> tuple[int, Order]:
+        time.sleep(ms / 1000)
+        return count(seen, order)
+
+    pipeline = Pipeline(name)
+    orders = pipeline.source("in", KafkaSource(source, value=Order))
+    for number in range(1, shuffles):
+        orders = orders.key_by(lambda order: order.customer).stateful_map(f"count-{number}", count)
+    slow = orders.key_by(lambda order: order.customer).stateful_map("slow", count_slowly)
+    slow.sink("out", KafkaSink(sink, key=lambda order: order.customer))
+    return pipeline
+
+
+def pad(value: bytes) -> bytes:
+    """1,000 bytes of it."""
+    return value.ljust(1_000)
+
+
+def padded(name: str, source: str, sink: str) -> Pipeline:
+    """Bytes, and more of them."""
+    pipeline = Pipeline(name)
+    pipeline.source("in", KafkaSource(source, value=bytes)).map(pad).sink("out", KafkaSink(sink))
+    return pipeline
+
+
 def to_postgres(name: str, source: str, place: str) -> Pipeline:
     """Orders as rows of a table."""
     pipeline = Pipeline(name)

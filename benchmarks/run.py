@@ -17,6 +17,7 @@ from pathlib import Path
 import elsewhere
 import keyed_state
 import large_state
+import liveness
 import memory
 import overtaking
 import parquet_files
@@ -42,6 +43,7 @@ SCENARIOS: dict[str, Callable[[Bench], Iterator[Figure]]] = {
     "visibility": visibility.visible,
     "visibility-dense": visibility.dense,
     "unaligned": overtaking.scenario,
+    "liveness": liveness.scenario,
     "checkpoints": keyed_state.checkpoints,
     "gap": keyed_state.gap,
     "memory": memory.resident,

@@ -143,7 +143,7 @@ class DecisionLog:
         return (yield from self._read((yield LogEnds()).stable))
 
     def begin(
-        self, host: str, process: int, above: int = 0, *, bounded: bool = False, storage: str = TOPIC
+        self, host: str, process: int, above: int = 0, *, machine: str = "", bounded: bool = False, storage: str = TOPIC
     ) -> Procedure[Incarnation]:
         """Write this incarnation's first record, which gives it its number; forget all but the last ones.
 
@@ -156,7 +156,7 @@ class DecisionLog:
         fenced_below = max((each.fenced_below for each in self._history.incarnations.values()), default=0)
         first = Incarnation(
             incarnation=number, host=host, process=process, started_at_ms=now_ms, heartbeat_ms=now_ms,
-            fenced_below=fenced_below, bounded=bounded, storage=storage,
+            fenced_below=fenced_below, bounded=bounded, storage=storage, machine=machine,
         )  # fmt: skip
         kept = number - INCARNATIONS_KEPT
         forgotten = [DecisionKey(Incarnation, each) for each in self._history.incarnations if each <= kept]
@@ -469,15 +469,20 @@ def superseded(pipeline: str, own: int, newest: Incarnation | None) -> str:
     )
 
 
-def history_of(pipeline: str, topic: str, read: LogRead) -> History:
-    """The history that *read*, of the decision log of *pipeline*, gives; Halt if its beginning is missing."""
-    history = History(pipeline)
+def take_in(history: History, read: LogRead) -> None:
+    """Go on with *history* by what *read* found behind it."""
     for each in read.items:
         if isinstance(each, Unreadable):
             history.skip(each.first, each.behind)
         else:
             history.read(each.key, each.value, each.digest)
     history.finish_reading()
+
+
+def history_of(pipeline: str, topic: str, read: LogRead) -> History:
+    """The history that *read*, of the decision log of *pipeline*, gives; Halt if its beginning is missing."""
+    history = History(pipeline)
+    take_in(history, read)
     if read.start > 0 and history.latest is None:
         raise Halt(
             f"{topic}[{DECISIONS}] begins at offset {read.start} and holds no manifest: its first records "

@@ -131,7 +131,9 @@ class Leader:
         yield CreateOutputs(history.latest)
         led = self.led
         above = max(newest, erased)
-        begun = yield from self.log.begin(led.host, led.process, above, bounded=led.bounded, storage=led.storage)
+        begun = yield from self.log.begin(
+            led.host, led.process, above, machine=led.machine, bounded=led.bounded, storage=led.storage
+        )
         self._begun(begun)
         yield Reached("coordinator-opened")
         return self.log.history

@@ -56,6 +56,8 @@ class Led:
     fingerprint: str
     max_parallelism: int
     parallelism: int
+    machine: str = ""
+    """See `Incarnation.machine`."""
     accept_loss: int | None = None
     """The checkpoint whose lost output the user goes on without."""
     attempt: int = 0

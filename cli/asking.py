@@ -151,8 +151,9 @@ def _waited_for(config: ClientConfig, pipeline: str, asked: Asked, answer: Answe
                 history = _log(config, pipeline)
                 if (found := answer(history)) is not None:
                     return found
-                living = living_run(history)
-                if living is None and history.incarnation_latest and not _made(history, asked):
+                living, newest = living_run(history), history.newest_incarnation
+                gone = newest is None or newest.ended  # one that is silent may be restarting
+                if gone and history.incarnation_latest and not _made(history, asked):
                     raise NotAnswered(_over(history))
                 if living is not None:
                     require_listener(pipeline, living)
@@ -236,7 +237,7 @@ def _over(history: History) -> str:
 
 
 def _late(pipeline: str, living: Incarnation | None, timeout_ms: int) -> str:
-    who = f"process {living.process} on {living.host}" if living is not None else "the run"
+    who = f"Process {living.process} on {living.host}" if living is not None else "The run, which is silent,"
     return (
         f"{who} has not done within {duration(timeout_ms)} what it was asked for. If its checkpoints complete "
         f"(`exactlyonce checkpoints {pipeline}`), allow more time by --timeout; a job on Spark, and a run of an older "

@@ -33,6 +33,7 @@ from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.processes import machine
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError
@@ -107,8 +108,9 @@ def leading(
         )  # fmt: skip
         stack.callback(performer.close)
         led = Led(
-            pipeline=pipeline, host=socket.gethostname(), process=os.getpid(), cluster_id=transactions.cluster_id(),
-            transaction_version=transactions.transaction_version(), transaction_timeout_ms=timeout_ms,
+            pipeline=pipeline, host=socket.gethostname(), process=os.getpid(), machine=machine(),
+            cluster_id=transactions.cluster_id(), transaction_version=transactions.transaction_version(),
+            transaction_timeout_ms=timeout_ms,
             fingerprint="", max_parallelism=1, parallelism=1, bounded=True,
             staging=stores.digests if stores is not None else {}, store_timeout_ms=STORE_TIMEOUT_MS,
             storage=storage,

@@ -7,7 +7,7 @@ from typing import Any
 from exactlyonce.cli.lines import show_from_handler
 from exactlyonce.engines.local.run import Stopper
 
-STOPPING = "stopping behind a last checkpoint, if anything runs (asked again, it ends at once)"
+STOPPING = "stopping after a last checkpoint, if anything runs (asked again, it ends at once)"
 ENDING_AT_ONCE = "ending at once, without a last checkpoint"
 
 

@@ -18,6 +18,7 @@ from exactlyonce.engines.operators import Batch, facts_of, skip_option
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.schema import type_name
+from exactlyonce.pipeline.wire import wire_of
 from exactlyonce.state.state_type import array_head
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -73,8 +74,9 @@ class BatchCodec:
 
     def __init__(self, record_type: Any) -> None:
         self._type = record_type
+        self._wire = wire_of(record_type)
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = _frame_decoder(record_type)
+        self._decoder = _frame_decoder(self._wire.type)
 
     def encode(self, batch: Batch) -> bytes:
         """One frame."""
@@ -85,9 +87,12 @@ class BatchCodec:
     def encode_records(self, batch: Batch) -> bytes:
         """The msgpack array of its records alone."""
         try:
-            return self._encoder.encode(batch.records)
+            return self._encode(batch.records)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise self._misfit(batch, self._encoder.encode, error) from error
+            raise self._misfit(batch, lambda record: self._encode([record]), error) from error
+
+    def _encode(self, records: list[Any]) -> bytes:
+        return self._encoder.encode(records if self._wire.wrap is None else self._wire.wrap(records))
 
     def decode(self, frame: bytes) -> Batch:
         """The batch of a frame."""
@@ -95,8 +100,10 @@ class BatchCodec:
             records, keys, *coordinates = self._decoder.decode(frame)
         except msgspec.ValidationError as error:
             raw, keys, *coordinates = _frame_decoder(msgspec.Raw).decode(frame)
-            decode = msgspec.msgpack.Decoder(self._type).decode
+            decode = msgspec.msgpack.Decoder(self._wire.type).decode
             raise self._misfit(Batch(raw, _origins(*coordinates), keys), decode, error) from error
+        if self._wire.unwrap is not None:
+            records = self._wire.unwrap(records)
         return Batch(records, _origins(*coordinates), keys)
 
     def of_groups(self, frame: bytes, groups: range, max_parallelism: int) -> bytes | None:

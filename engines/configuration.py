@@ -3,7 +3,7 @@
 What is given directly wins over the file, the file over the environment. A key that does not exist is an error that
 lists those that do.
 
-    [run]           parallelism, until, repair, checkpoint_partitions, from_savepoint, map, allow_dropped_state
+    [run]           parallelism, until, standby, repair, checkpoint_partitions, from_savepoint, map, allow_dropped_state
     [checkpoint]    mode, unaligned, aligned_timeout, interval, timeout, deploy_timeout, min_pause, max_concurrent,
                     tolerable_failed, num_retained, incremental, retention, restart_budget, store_timeout,
                     stop_timeout, transaction_timeout, storage
@@ -40,7 +40,7 @@ else:
 
 BOOTSTRAP_VARIABLE = "EXACTLYONCE_BOOTSTRAP_SERVERS"
 
-_RUN = ("parallelism", "until", "repair", "checkpoint_partitions")
+_RUN = ("parallelism", "until", "standby", "repair", "checkpoint_partitions")
 _DURATIONS = (
     *("aligned_timeout", "interval", "timeout", "deploy_timeout", "min_pause"),
     *("restart_budget", "store_timeout", "stop_timeout", "transaction_timeout"),
@@ -61,6 +61,8 @@ def _keyword(name: str) -> str:
 _SAVEPOINT = ("from_savepoint", "map", "allow_dropped_state")
 RESTORING = (*_SAVEPOINT, "rewind")
 """The last is in no file: it would stand there at every start, and write output again at some of them."""
+_OF_RUN = ("log_level", "on_event")
+"""Options that `engines.local.run.run` takes itself; an error lists them with the others."""
 _DIRECT = {
     "bootstrap_servers",
     "config",
@@ -131,12 +133,14 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
     unknown = sorted(set(given) - _DIRECT)
     if unknown:
         raise ConfigError(
-            f"There is no option {', '.join(map(repr, unknown))}. Options are: {', '.join(sorted(_DIRECT))}."
+            f"There is no option {', '.join(map(repr, unknown))}. Options are: "
+            f"{', '.join(sorted({*_DIRECT, *_OF_RUN}))}."
         )
     file = read_file(given.get("config"))
     run = {key: given.get(key, file.get("run", {}).get(key)) for key in _RUN}
     for key in ("parallelism", "checkpoint_partitions"):
         run[key] = None if run[key] is None else _count(run[key], setting(key))
+    run["standby"] = None if run["standby"] is None else _flag(run["standby"], setting("standby"))
     return RunOptions(
         client=client_from(given, file),
         checkpoint=_checkpoint(given, file.get("checkpoint", {})),

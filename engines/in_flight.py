@@ -28,7 +28,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manife
 from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.engines.batch_codec import BatchCodec, is_same, records_in
 from exactlyonce.engines.plan import LOOP_MARK, ShuffleEdge, feedback_edges
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import schema, wire
 from exactlyonce.pipeline.errors import GraphError, RecordError
 from exactlyonce.pipeline.graph import Input, LogicalGraph
 from exactlyonce.pipeline.schema_evolution import lost, unfit
@@ -164,7 +164,7 @@ def misfit(written: Any, type_: Any) -> str:
     >>> misfit({"list": "int"}, set[int])
     'set[int] (its items that are there more than once) would be lost'
     """
-    now, name = schema.describe(type_), schema.type_name(type_)
+    now, name = wire.describe(type_), schema.type_name(type_)
     if written == now:
         return ""
     if gone := lost(written, now, name):

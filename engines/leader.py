@@ -24,13 +24,14 @@ from exactlyonce.checkpoint.leader import Leader, Verdict
 from exactlyonce.checkpoint.led import Led
 from exactlyonce.checkpoint.orphans import KnownBlocks, when_given_up
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import Manifest, read_before
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
 from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.checkpoint.store.log_reader import read_topic
 from exactlyonce.checkpoint.store.mailbox import Asked, Mailbox
 from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.checkpoint.succession import AnotherLeads, Succession
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
@@ -47,6 +48,7 @@ from exactlyonce.engines.erasing.erase import erase_condemned
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.performer import Performer, beside, no_replay
 from exactlyonce.engines.plan import Plan, share_of
+from exactlyonce.engines.processes import is_known_dead, machine
 from exactlyonce.engines.savepoints.fitting import Surroundings, require_readable
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
@@ -69,11 +71,13 @@ class PipelineLeader:
         step: Callable[..., None],
         reference: Reference,
         units: tuple[Submit, Path] | None = None,
+        succession: Succession | None = None,
     ) -> None:
         """*reference* is how the pipeline is imported; *units*: where a replay that is to run on Spark runs, and
-        stages its files; None: on a Spark of its own."""
+        stages its files; None: on a Spark of its own. *succession* says whether it waits for whoever leads; None: it
+        does not."""
         self._plan, self._options, self._note, self._step = plan, options, note, step
-        self._reference, self._units = reference, units
+        self._reference, self._units, self._succession = reference, units, succession
         self._clock = SystemClock()
         self._trace = Trace()
         places = Places()
@@ -99,23 +103,29 @@ class PipelineLeader:
         self._restoring: Restoring | None = None
         self._unanswered = ""
         """Why the last look for requests failed."""
-        self._has_looked = False
+        self._seen: History | None = None
+        """The decisions at the first look; None: it has not looked."""
         self.leader: Leader
         """Known once `recover` was called."""
 
     # --- recovery -----------------------------------------------------------------------------------------------
 
     def recover(self) -> Manifest:
-        """Check topics and settings, fence what is older, finish what it decided, and find where to start."""
-        if not self._has_looked:
+        """Check topics and settings, fence what is older, finish what it decided, and find where to start.
+
+        Raises `AnotherLeads`, before anything is fenced or written, where that is to be waited for.
+        """
+        if self._seen is None:
             self.look()
-        self._require_alone()
+        self._require_turn()
         self._drive(self.leader.begin())
         assert self._log_requests is not None
         self._log_requests.freeze(self.leader.log.topic)
         self._judge_restoring()
         manifest = self._drive(self.leader.recover())
         self._finished()
+        for skip in read_before(manifest, self._options.skip):
+            self._note(f"--skip {skip}: the run goes on behind that record, and has nothing to leave out")
         savepoints = self.leader.log.history.savepoints
         for checkpoint, why in self._known_blocks.unrestorable.items():
             if checkpoint not in savepoints:
@@ -135,7 +145,6 @@ class PipelineLeader:
     def look(self) -> None:
         """Look at everything that there is, delete what was condemned, and refuse what cannot work; nothing is fenced
         or written yet. `recover` begins with it, unless it was done."""
-        self._has_looked = True
         options, pipeline = self._options, self._plan.graph.pipeline_id
         self._surroundings.look_at_inputs()
         self._surroundings.inputs.require_read(options.skip)
@@ -146,6 +155,7 @@ class PipelineLeader:
             self._note("the run before was cancelled, and its checkpoints are deleted, as it was set to: begins anew")
             erase_condemned(options.client, topic, history, self._note)
             topic, history = self._prepared()
+        self._seen = history
         log = DecisionLog(pipeline, topic, self._clock)
         self._storages = Storages(options.client, topic, stays_connected=True)
         stores = PipelineStores(self._plan.graph, NewestBlocks(self._storages, lambda: log.history))
@@ -178,11 +188,19 @@ class PipelineLeader:
         )
         self.leader = Leader(led, log, self._known_blocks, self._clock, self._note)
 
-    def _require_alone(self) -> None:
-        """The last look before the fence, of a run that is to begin from a savepoint: others take over whoever runs."""
-        if self._restoring is not None:
+    def _require_turn(self) -> None:
+        """Whether to fence whoever leads: `AnotherLeads` while it is to be waited for, ConfigError where a savepoint is
+        to be restored and a run goes on. Who would rather leave a run in peace takes a last look."""
+        history = self._seen
+        succession = self._succession
+        if self._restoring is not None or (succession is not None and succession.standby):
             look = last_look(self._plan.graph.pipeline_id, self.leader.log.peek_at_stable, self._clock)
-            self._restoring.require_alone(self._drive(look), self._clock.now_ms())
+            history = self._drive(look)
+        assert history is not None, "it has looked"
+        if succession is not None and succession.awaited(history, is_known_dead) is not None:
+            raise AnotherLeads(f"Another run of {self._plan.graph.pipeline_id} leads, and is left alone for now.")
+        if self._restoring is not None:
+            self._restoring.require_alone(history, self._clock.now_ms())
 
     def _judge_restoring(self) -> None:
         """Behind the fence; where the savepoint cannot be restored any more this incarnation has ended."""
@@ -227,6 +245,7 @@ class PipelineLeader:
             pipeline=graph.pipeline_id,
             host=socket.gethostname(),
             process=os.getpid(),
+            machine=machine(),
             cluster_id=self._transactions.cluster_id(),
             transaction_version=self._transactions.transaction_version(),
             transaction_timeout_ms=self._timeout_ms,

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, compress, repeat
@@ -236,6 +236,41 @@ class KeyBy(BatchOperator):
         self.push(Batch(records, batch.origins, keys))
 
 
+class Emitted:
+    """What a function has emitted on a batch, by output: records, and their origins. Nothing leaves before `push`."""
+
+    __slots__ = ("_listeners", "_noted", "origin")
+
+    def __init__(self, sides: Mapping[str, list[Push]], main: list[Push] | None = None) -> None:
+        """The listeners of its outputs. *main*: None if it may not emit to that one."""
+        self._listeners: dict[str | None, list[Push]] = {} if main is None else {None: main}
+        self._listeners.update(sides)
+        self._noted: dict[str | None, tuple[list[Any], list[Origin]]] = {name: ([], []) for name in self._listeners}
+        self.origin: Origin
+        """Where the record comes from that the function is called with."""
+
+    def emit(self, record: Any, output: Any = None) -> None:
+        """Note *record* for a side output; for the main one, if there is no *output*."""
+        try:
+            records, origins = self._noted[None if output is None else output.name]
+        except (KeyError, AttributeError):
+            raise TypeError(self._misuse(output)) from None
+        records.append(record)
+        origins.append(self.origin)
+
+    def _misuse(self, output: Any) -> str:
+        declared = ", ".join(filter(None, self._listeners)) or "none"
+        if output is None:
+            return f"emit(value) names no output ({declared}): return what goes to the main one"
+        return f"emit(value, output) got {getattr(output, 'name', output)!r:.100}, and outputs= declares {declared}"
+
+    def push(self) -> None:
+        """Give the records of each output to its listeners."""
+        for name, (records, origins) in self._noted.items():
+            for push in self._listeners[name]:
+                push(Batch(records, origins))
+
+
 @dataclass(slots=True)
 class Stateful(BatchOperator):
     """`stateful_map`, `stateful_flat_map` and `reduce`: *apply_table* runs the user's function over the table."""
@@ -244,11 +279,16 @@ class Stateful(BatchOperator):
     table: Table[Any]
     flat: bool = False
     reduces: bool = False
+    sides: dict[str, list[Push]] = field(default_factory=dict)
+    """By side output; with any, the function is given `emit`."""
 
     def __call__(self, batch: Batch) -> None:
         assert batch.keys is not None
         run = self.table.reduce if self.reduces else self.table.apply
         fn = self._listed if self.flat else self.fn
+        emitted = Emitted(self.sides) if self.sides else None
+        if emitted is not None:
+            fn = self._emitting(emitted, iter(batch.origins))
         outputs: list[Any] = []
         entered_s = self.activity.enter(self.id)
         for chunk in _chunks(len(batch.records)):
@@ -260,12 +300,33 @@ class Stateful(BatchOperator):
                 raise record_error(self.shown, self.id, origin, cause) from cause
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(outputs))
+        if emitted is not None:
+            outputs = [returned[0] for returned in outputs]
         self.push(expand(outputs, batch.origins) if self.flat else Batch(outputs, batch.origins))
+        if emitted is not None:
+            emitted.push()
 
     def _listed(self, state: Any, record: Any) -> tuple[Any, tuple[Any, ...]]:
         """With the outputs as they are now, whatever holds them, or generates them."""
         state, outputs = self.fn(state, record)
         return state, tuple(outputs)
+
+    def _emitting(self, emitted: Emitted, origins: Iterator[Origin]) -> Callable[[Any, Any], tuple[Any, Any]]:
+        """The function with `emit`. Its output is what it returned, then what it emitted: each may share the state."""
+        fn, flat = self.fn, self.flat
+        given: list[Any] = []
+
+        def emit(value: Any, output: Any = None) -> None:
+            emitted.emit(value, output)
+            given.append(value)
+
+        def run(state: Any, record: Any) -> tuple[Any, tuple[Any, ...]]:
+            emitted.origin = next(origins)
+            given.clear()
+            state, returned = fn(state, record, emit)
+            return state, (tuple(returned) if flat else returned, *given)
+
+        return run
 
 
 @dataclass(slots=True)
@@ -276,26 +337,19 @@ class Process(BatchOperator):
     sides: dict[str, list[Push]] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> None:
-        emitted: dict[str | None, tuple[list[Any], list[Origin]]] = {name: ([], []) for name in (None, *self.sides)}
-        origin: Origin
-
-        def emit(record: Any, output: Any = None) -> None:
-            records, origins = emitted[None if output is None else output.name]
-            records.append(record)
-            origins.append(origin)
-
+        emitted = Emitted(self.sides, main=self.downstream)
+        fn, emit = self.fn, emitted.emit
         entered_s = self.activity.enter(self.id)
         for chunk in _chunks(len(batch.records)):
             for origin, record in zip(batch.origins[chunk], batch.records[chunk], strict=True):
+                emitted.origin = origin
                 try:
-                    self.fn(record, emit)
+                    fn(record, emit)
                 except USERS_ERRORS as error:
                     raise record_error(self.shown, self.id, origin, error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(batch.records))
-        for name, (records, origins) in emitted.items():
-            for push in self.downstream if name is None else self.sides[name]:
-                push(Batch(records, origins))
+        emitted.push()
 
 
 @dataclass(slots=True)
@@ -321,7 +375,7 @@ def listeners(producer: BatchOperator, output: str | None) -> list[Push]:
     """Those behind *producer* that get what it puts out; *output* names a side output."""
     if output is None:
         return producer.downstream
-    assert isinstance(producer, Process)
+    assert isinstance(producer, Process | Stateful)
     return producer.sides.setdefault(output, [])
 
 

@@ -47,6 +47,8 @@ class RunOptions:
     parallelism: int = 1
     until: str = "running"
     """"latest": process what is there, complete a last checkpoint and end; "running": go on until stopped."""
+    standby: bool = False
+    """Whether it waits until no other run leads the pipeline."""
     restart: Mapping[str, int | str] = field(default_factory=lambda: {"strategy": "exponential_delay"})
     accept_loss: int | None = None
     """A checkpoint whose lost output is given up, after a halt that named it."""

@@ -1,7 +1,8 @@
 """The decoder of a source: messages in, records out.
 
 Invariants: a batch is decoded in one pass, whatever is in it: the time is linear in the messages, and no record
-that decodes is decoded twice; every skipped record is counted, by partition, and of each batch the first few are named;
+that decodes is decoded twice; every skipped record is counted, by partition, and between two calls of `tell` the first
+few are named;
 a record is skipped only for what `engines.outage` calls a bad one.
 """
 
@@ -22,7 +23,7 @@ from exactlyonce.engines.outage import RETRY_PAUSES_S, is_bad_record, is_outage,
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
 
 NAMED_MAX = 5
-"""Of a batch, so many skipped records get a line each; the others share one."""
+"""So many skipped records get a line each between two barriers; the others share one."""
 
 
 class Skipped(msgspec.Struct):
@@ -66,6 +67,11 @@ class SourceDecoder:
         self._before = {each.partition: (each.skipped, each.skipped_at) for each in before}
         self._last: dict[int, tuple[int, ...]] = {}
         """By partition, the offsets of the last few."""
+        self._said = 0
+        """How many skipped records were named since `tell`."""
+        self._unsaid = 0
+        """How many were not; `_unsaid_last` is where the last of them lies."""
+        self._unsaid_last = ""
         self._skips = {(each.partition, each.offset) for each in skips if each.topic == source.topic}
         self._sleep = sleep
         self._on_error = source.on_error
@@ -82,6 +88,15 @@ class SourceDecoder:
         if (skipped := self.skipped.get(position.partition)) is not None:
             count, last = count + skipped.count, (*last, *self._last[position.partition])[-NAMED_MAX:]
         return msgspec.structs.replace(position, skipped=count, skipped_at=last) if count else position
+
+    def tell(self) -> None:
+        """Say in one line how many records were skipped since the last time and not named."""
+        if self._unsaid:
+            self._say(
+                f"skipped: source {self.id!r}: {self._unsaid:,} more records since the last checkpoint, "
+                f"the last at {self._unsaid_last}"
+            )
+        self._said = self._unsaid = 0
 
     def decode(self, messages: list[Any]) -> Batch:
         """The batch of *messages*; one that does not decode is an error or is skipped, as the source says.
@@ -108,17 +123,12 @@ class SourceDecoder:
                     self._sleep(RETRY_PAUSES_S[retries])
                     retried, values = place, iter(parts[place:])
                 else:
-                    self._skip(messages[place], error, len(bad))
+                    self._skip(messages[place], error)
                     bad.append(place)
             else:
                 break
         if not bad:
             return Batch(records, messages)
-        if len(bad) > NAMED_MAX:
-            self._say(
-                f"skipped: source {self.id!r}: {len(bad) - NAMED_MAX:,} more records of the same batch, "
-                f"the last at {_place(messages[bad[-1]])}"
-            )
         left_out = set(bad)
         return Batch(records, [each for place, each in enumerate(messages) if place not in left_out])
 
@@ -130,7 +140,7 @@ class SourceDecoder:
             if place in self._skips:
                 self._skips.remove(place)
                 said = f"source {self.id!r}: the record at {_place(message)}, as asked for by --skip"
-                self._count(message, 0, partial(str, said))
+                self._count(message, partial(str, said))
             else:
                 kept.append(message)
         return kept
@@ -139,8 +149,8 @@ class SourceDecoder:
         """When it came to be."""
         return self._decoder.time_ms(message)
 
-    def _skip(self, message: Any, error: BaseException, before: int) -> None:
-        """Say that *message* is skipped, unless *before*, those of its batch so far, are enough; or raise."""
+    def _skip(self, message: Any, error: BaseException) -> None:
+        """Count *message* as skipped; or raise."""
         if not is_bad_record(error):
             raise RecordError(
                 f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. "
@@ -155,21 +165,23 @@ class SourceDecoder:
                 f"{skip_option(message)}.",
                 **facts_of(self.id, message),
             ) from error
-        self._count(message, before, lambda: self._undecodable(message, error))
+        self._count(message, lambda: self._undecodable(message, error))
 
-    def _count(self, message: Any, before: int, why: Callable[[], str]) -> None:
-        """*message* is skipped, behind *before* others of its batch."""
+    def _count(self, message: Any, why: Callable[[], str]) -> None:
+        """*message* is skipped; name it, unless enough are named."""
         partition, offset = message.partition(), message.offset()
         skipped = self.skipped.setdefault(partition, Skipped(self.id, message.topic(), partition))
         skipped.count += 1
         self._last[partition] = (*self._last.get(partition, ()), offset)[-NAMED_MAX:]
-        if before >= NAMED_MAX and len(skipped.first) >= NAMED_MAX:
-            return
-        sentence = why()
-        if len(skipped.first) < NAMED_MAX:
+        is_first, is_said = len(skipped.first) < NAMED_MAX, self._said < NAMED_MAX
+        sentence = why() if is_first or is_said else ""
+        if is_first:
             skipped.first.append((offset, sentence))
-        if before < NAMED_MAX:
+        if is_said:
+            self._said += 1
             self._say(f"skipped: {sentence}")
+        else:
+            self._unsaid, self._unsaid_last = self._unsaid + 1, _place(message)
 
     def _unavailable(self, message: Any, error: BaseException) -> Unavailable:
         return Unavailable(

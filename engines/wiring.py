@@ -65,7 +65,7 @@ def make_operator(
         activity.phase(f"restoring the state of operator {node.id!r}")
         keyed = table(node)
         flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
-        made: ops.BatchOperator = ops.Stateful(node.id, function, keyed, flat, reduces)
+        made: ops.BatchOperator = ops.Stateful(node.id, function, keyed, flat, reduces, _sides(node))
         tables = [keyed]
     else:
         made, tables = _stateless(node, function), []
@@ -87,8 +87,12 @@ def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
             apart = node.partitioned or node.type is UNKNOWN
             return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
         case Kind.PROCESS:
-            return ops.Process(node.id, function, {name: [] for name in node.outputs})
+            return ops.Process(node.id, function, _sides(node))
     raise InvariantViolation(f"no operator for {node.kind}")
+
+
+def _sides(node: Node) -> dict[str, list[ops.Push]]:
+    return {name: [] for name in node.outputs}
 
 
 def declared(node: Node, graph: LogicalGraph) -> ops.Declared | None:

@@ -11,7 +11,7 @@ from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError, GraphError
 from exactlyonce.pipeline.functions import Function
-from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
+from exactlyonce.pipeline.graph import SIDED_KINDS, Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.location import caller, location
 from exactlyonce.pipeline.names import name_problem
@@ -118,25 +118,29 @@ class Builder:
                 self.problem(f"loop {node.id!r} is fed records of type {names[0]}, and is declared to have {names[1]}")
             self._nodes[node.id] = replace(node, inputs=(origin,))
 
-    def add_process(
-        self, id: str, origin: Input, function: Function, type_: Any, outputs: Sequence[Output[Any]]
-    ) -> Input:
-        """Add a node with side outputs."""
+    def sides(self, outputs: Sequence[Output[Any]]) -> dict[str, Any]:
+        """The types of side outputs, by name."""
         for output in outputs:
             if problem := name_problem(output.name):
                 self.problem(f"the name of an output, {problem}")
         sides = {output.name: hints.known(output.type) for output in outputs}
         if len(sides) < len(outputs):
             self.problem("two outputs have the same name")
-        return self.add(Kind.PROCESS, id, (origin,), function, type=type_, outputs=sides)
+        return sides
 
     def side(self, origin: Input, output: Output[Any]) -> Input:
-        """The side output of a process node."""
+        """The side output of a node that may have some."""
         node = self._nodes[origin.node]
-        if node.kind is not Kind.PROCESS or origin.output is not None:
-            self.problem(f"side() stands on the stream that process() gave, and this is one of {node.kind.value}")
+        if node.kind not in SIDED_KINDS or origin.output is not None:
+            names = ", ".join(sorted(kind.value for kind in SIDED_KINDS))
+            self.problem(
+                f"side() stands on the main stream of an operator with outputs=[...] ({names}), and this is one of "
+                f"{node.kind.value if origin.output is None else 'a side output'}"
+            )
         elif output.name not in node.outputs:
-            self.problem(f"{output.name!r} is no output of {node.id!r}: declare it in process(..., outputs=[...])")
+            self.problem(
+                f"{output.name!r} is no output of {node.id!r}: declare it in {node.kind.value}(..., outputs=[...])"
+            )
         return Input(origin.node, output.name)
 
     def own(self, other: Any, where: str) -> Input | None:

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import inspect
 
 from exactlyonce.pipeline.schema import record_class
+from exactlyonce.pipeline.wire import apart
 
 Check = Callable[[Any], str]
 """What of a value is read as something else, and as what; empty if nothing is."""
@@ -47,11 +48,18 @@ def in_utc(type_: Any) -> Callable[[Any], Any] | None:
     >>> in_utc(list[datetime.datetime])([datetime.datetime.fromisoformat("2026-07-01T01:30:00+02:00")])
     [datetime.datetime(2026, 6, 30, 23, 30, tzinfo=datetime.timezone.utc)]
     """
+    if classes := apart(type_):
+        changed = {class_: change for class_, of in classes.items() if (change := in_utc(of)) is not None}
+        return (lambda record: changed.get(type(record), _same)(record)) if changed else None
     info = inspect.type_info(type_)
     if not _has_moments(info, set()):
         return None
     found, decode = inexact(type_), msgspec.msgpack.Decoder(type_).decode
     return lambda record: decode(_encode(record)) if found(record) else record
+
+
+def _same(record: Any) -> Any:
+    return record
 
 
 def _has_moments(info: Any, seen: set[Any]) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import schema, wire
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.sink import Sink
@@ -53,6 +53,8 @@ class Kind(str, Enum):
 
 
 STATEFUL_KINDS = frozenset({Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE})
+SIDED_KINDS = frozenset({Kind.PROCESS, Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP})
+"""Those that may have side outputs; a function with state takes `emit` only if it has some."""
 
 
 @dataclass(frozen=True)
@@ -215,9 +217,9 @@ class LogicalGraph:
             "inputs": [[read.node, read.output] for read in node.inputs],
         }
         if node.kind is Kind.FEEDBACK:
-            described["record"] = schema.describe(node.type)
+            described["record"] = wire.describe(node.type)
         if node.kind is Kind.KEY_BY:
-            described |= {"record": schema.describe(node.type), "partitioned": node.partitioned}
+            described |= {"record": wire.describe(node.type), "partitioned": node.partitioned}
         if node.stateful:
             described["state"] = node.kept.layout
             described |= {"state_version": node.state_version} if node.state_version > 1 else {}

@@ -15,9 +15,9 @@ U_contra = TypeVar("U_contra", contravariant=True)
 
 @dataclass(frozen=True, init=False)
 class Output(Generic[T]):
-    """A side output: declared in ``process(..., outputs=[late])``, fed by ``emit(value, late)``.
+    """A side output: declared by ``outputs=[late]`` of an operator, fed by ``emit(value, late)``.
 
-    ``stream.side(late)`` is the stream of it.
+    ``stream.side(late)`` is the stream of it. `process`, `stateful_map` and `stateful_flat_map` have side outputs.
     """
 
     name: str
@@ -36,3 +36,12 @@ class Emit(Protocol[U_contra]):
     @overload
     def __call__(self, value: T, output: Output[T]) -> None: ...
     def __call__(self, value: Any, output: Output[Any] | None = None) -> None: ...
+
+
+class SideEmit(Protocol):
+    """What a function with state is given to emit with: 0 to n values, each to a side output.
+
+    Its main output is what it returns.
+    """
+
+    def __call__(self, value: T, output: Output[T]) -> None: ...

@@ -49,8 +49,15 @@ def describe(type_: Any, *, defaults: bool = False) -> Any:
         info = inspect.type_info(type_)
         msgspec.msgpack.Decoder(type_)
     except (TypeError, NameError, AttributeError) as error:
-        raise UnsupportedType(f"{type_name(type_)} cannot be encoded: {error}") from None
+        raise UnsupportedType(f"{type_name(type_)} cannot be encoded: {error}{_tag_it(str(error))}") from None
     return _describe(info, set(), defaults)
+
+
+def _tag_it(error: str) -> str:
+    """What to do about a union of records that cannot be told apart."""
+    if "must be tagged" in error or "more than one dict-like type" in error:
+        return ". Give each of them a tag, as class Order(msgspec.Struct, tag=True)"
+    return ""
 
 
 def default_of(field: Any) -> Any:

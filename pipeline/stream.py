@@ -16,7 +16,7 @@ from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.functions import Function
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph
 from exactlyonce.pipeline.location import caller, location
-from exactlyonce.pipeline.output import Emit, Output
+from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.sink import Sink
 from exactlyonce.pipeline.source import Source
 from exactlyonce.pipeline.versions import VersionedState
@@ -191,10 +191,10 @@ class Stream(_Stream[T]):
         """
         function = self._builder.read(fn, ("record", "emit"))
         type_ = _given(output, function.emitted)
-        return Stream(self._builder, self._builder.add_process(id, self._origin, function, type_, outputs))
+        return self._then(Kind.PROCESS, id, function, type_, outputs=self._builder.sides(outputs))
 
     def side(self, output: Output[U]) -> Stream[U]:
-        """The stream of a side output of the `process` that gave this stream."""
+        """The stream of a side output of the operator that gave this stream."""
         return Stream(self._builder, self._builder.side(self._origin, output))
 
     @overload
@@ -240,8 +240,8 @@ class Stream(_Stream[T]):
     def _type(self) -> Any:
         return self._builder.type_of(self._origin)
 
-    def _then(self, kind: Kind, id: str | None, function: Function, type_: Any) -> Stream[Any]:
-        return Stream(self._builder, self._builder.add(kind, id, (self._origin,), function, type=type_))
+    def _then(self, kind: Kind, id: str | None, function: Function, type_: Any, **rest: Any) -> Stream[Any]:
+        return Stream(self._builder, self._builder.add(kind, id, (self._origin,), function, type=type_, **rest))
 
     if not TYPE_CHECKING:
 
@@ -280,9 +280,33 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         state_version: int = ...,
         migrations: Migrations | None = ...,
     ) -> Stream[U]: ...
+    @overload
     def stateful_map(
-        self, id: str, fn: Any, *, state: Any = None, output: Any = None, state_version: int = 1,
-        migrations: Migrations | None = None,
+        self,
+        id: str,
+        fn: Callable[[S | None, T, SideEmit], tuple[S | None, U]],
+        *,
+        outputs: Sequence[Output[Any]],
+        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
+    ) -> Stream[U]: ...
+    @overload
+    def stateful_map(
+        self,
+        id: str,
+        fn: Callable[[], Callable[[S | None, T, SideEmit], tuple[S | None, U]]],
+        *,
+        outputs: Sequence[Output[Any]],
+        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
+    ) -> Stream[U]: ...
+    def stateful_map(
+        self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
+        state_version: int = 1, migrations: Migrations | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """One output for each record: ``fn(state, record)`` returns the key's new state and the output.
 
@@ -290,12 +314,15 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         `AvroCodec`, by whose schema it is kept: when that changes, older states are read by Avro's rules. Where neither
         names and defaults of fields nor these rules tell how, *state_version* grows by one, and *migrations* has by
         version the function that makes a state of the next one.
+
+        With *outputs* it is ``fn(state, record, emit)``, and ``emit(value, late)`` gives records to one of them; `side`
+        gives their streams.
         """
-        function = self._builder.read(fn, ("state", "record"), yields="use stateful_flat_map")
+        function = self._builder.read(fn, _taken(outputs), yields="use stateful_flat_map")
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
         kept = VersionedState(state_type, state_version, migrations or {})
-        return self._keep(Kind.STATEFUL_MAP, id, function, kept, _given(output, returned))
+        return self._keep(Kind.STATEFUL_MAP, id, function, kept, _given(output, returned), outputs)
 
     @overload
     def stateful_flat_map(
@@ -319,19 +346,44 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         state_version: int = ...,
         migrations: Migrations | None = ...,
     ) -> Stream[U]: ...
+    @overload
     def stateful_flat_map(
-        self, id: str, fn: Any, *, state: Any = None, output: Any = None, state_version: int = 1,
-        migrations: Migrations | None = None,
+        self,
+        id: str,
+        fn: Callable[[S | None, T, SideEmit], tuple[S | None, Iterable[U]]],
+        *,
+        outputs: Sequence[Output[Any]],
+        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
+    ) -> Stream[U]: ...
+    @overload
+    def stateful_flat_map(
+        self,
+        id: str,
+        fn: Callable[[], Callable[[S | None, T, SideEmit], tuple[S | None, Iterable[U]]]],
+        *,
+        outputs: Sequence[Output[Any]],
+        state: TypeForm[S] | AvroCodec[S] | None = ...,
+        output: TypeForm[U] | None = ...,
+        state_version: int = ...,
+        migrations: Migrations | None = ...,
+    ) -> Stream[U]: ...
+    def stateful_flat_map(
+        self, id: str, fn: Any, *, outputs: Sequence[Output[Any]] = (), state: Any = None, output: Any = None,
+        state_version: int = 1, migrations: Migrations | None = None,
     ) -> Stream[Any]:  # fmt: skip
         """0 to n outputs for each record: ``fn(state, record)`` returns the key's new state and the outputs.
 
-        *state*, *state_version* and *migrations* are those of `stateful_map`.
+        *outputs*, *state*, *state_version* and *migrations* are those of `stateful_map`.
         """
-        function = self._builder.read(fn, ("state", "record"), yields="return (state, outputs)")
+        function = self._builder.read(fn, _taken(outputs), yields="return (state, outputs)")
         returned_state, returned = hints.pair(function.returns)
         state_type = self._builder.state_type(function, state, returned_state)
         kept = VersionedState(state_type, state_version, migrations or {})
-        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, kept, _given(output, hints.element(returned)))
+        type_ = _given(output, hints.element(returned))
+        return self._keep(Kind.STATEFUL_FLAT_MAP, id, function, kept, type_, outputs)
 
     @overload
     def reduce(self, id: str, fn: Callable[[T, T], T]) -> Stream[T]: ...
@@ -343,12 +395,16 @@ class KeyedStream(_Stream[T], Generic[K, T]):
         function = self._builder.read(fn, ("reduced", "record"))
         return self._keep(Kind.REDUCE, id, function, VersionedState(hints.without_none(type_)), type_)
 
-    def _keep(self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any) -> Stream[Any]:
+    def _keep(
+        self, kind: Kind, id: str, function: Function, kept: VersionedState, type_: Any,
+        outputs: Sequence[Output[Any]] = (),
+    ) -> Stream[Any]:  # fmt: skip
         for problem in kept.problems:
             self._builder.problem(problem)
         origin = self._builder.add(
             kind, id, (self._origin,), function, type=type_, state_type=kept.type, state_version=kept.version,
             migrations=kept.migrations, key_type=self._builder.key_type(self._origin),
+            outputs=self._builder.sides(outputs),
         )  # fmt: skip
         return Stream(self._builder, origin)
 
@@ -364,3 +420,8 @@ class KeyedStream(_Stream[T], Generic[K, T]):
 def _given(output: Any, declared: Any) -> Any:
     """The type that the user gave for an output, or else the one that the function declares."""
     return declared if output is None else hints.known(output)
+
+
+def _taken(outputs: Sequence[Output[Any]]) -> tuple[str, ...]:
+    """The arguments of a function with state."""
+    return ("state", "record", "emit") if outputs else ("state", "record")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from exactlyonce.pipeline import schema
+from exactlyonce.pipeline import schema, wire
 from exactlyonce.pipeline.delivery import delivery_problems
 from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
 from exactlyonce.pipeline.hints import UNKNOWN
@@ -105,9 +105,9 @@ def _state(node: Node) -> Iterator[str]:
 def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
     if node.type is UNKNOWN:
         yield _unknown(graph, Input(node.id), "they may be sent to another process")
-    elif problem := _encoding_problem(node.type):
+    elif problem := _problem(lambda: wire.describe(node.type)):
         yield f"records may be sent to another process, and {problem}"
-    if node.key_type is not UNKNOWN and (problem := _encoding_problem(node.key_type)):
+    if node.key_type is not UNKNOWN and (problem := _problem(lambda: schema.describe(node.key_type))):
         yield f"the key must be encoded, and {problem}"
     above = graph.above(node.id)
     if node.partitioned and above & {edge.stateful for edge in graph.shuffles}:
@@ -119,7 +119,7 @@ def _key_by(graph: LogicalGraph, node: Node) -> Iterator[str]:
 def _loop(graph: LogicalGraph, node: Node) -> Iterator[str]:
     if node.type is UNKNOWN:
         yield f"the type of the records of loop {node.id!r} is unknown: give it to pipeline.feedback(id, type)"
-    elif problem := _encoding_problem(node.type):
+    elif problem := _problem(lambda: wire.describe(node.type)):
         yield f"records that go round are kept in checkpoints, and {problem}"
     if not node.inputs:
         yield f"nothing is fed to loop {node.id!r}: give it records by .feed(...) of a stream"
@@ -145,10 +145,6 @@ def _lets_out(graph: LogicalGraph, loop: Node) -> bool:
             seen.add(node.id)
             ways += [read.node for read in node.inputs if read.output is None]
     return True
-
-
-def _encoding_problem(type_: Any) -> str | None:
-    return _problem(lambda: schema.describe(type_))
 
 
 def _problem(describe: Callable[[], Any]) -> str | None:

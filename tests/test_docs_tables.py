@@ -73,7 +73,7 @@ def test_every_option_has_its_name_in_flink_or_none(table: Table) -> None:
     missing = {name for name in code(sentence(r"^These have no equal there: (.*?)\n\n")) if name.startswith("--")}
     assert not told & missing
     named = {name for name in told if name.startswith("--")} | missing
-    assert named | {"--help", "--no-incremental"} == run_options()
+    assert named | {"--help", "--no-incremental", "--no-standby"} == run_options()
 
 
 def test_the_defaults_are_those_of_the_code(table: Table) -> None:
@@ -87,7 +87,9 @@ def test_the_defaults_are_those_of_the_code(table: Table) -> None:
     }
     for name, read in reads.items():
         assert getattr(options.checkpoint, name) == read(told[f"[checkpoint] {name.removesuffix('_ms')}"]), name
-    assert {name: str(getattr(options, name)) for name in _RUN} == {name: told[f"[run] {name}"] for name in _RUN}
+    running = {name: getattr(options, name) for name in _RUN}
+    assert running.pop("standby") is {"off": False, "on": True}[told["[run] standby"]]
+    assert {name: str(value) for name, value in running.items()} == {name: told[f"[run] {name}"] for name in running}
     assert (options.checkpoint.storage, told["[checkpoint] storage"]) == (TOPIC, "the topic")
     assert options.state.backend == told["[state] backend"]
     assert options.state.memory_bytes == byte_count(told["[state] memory"])

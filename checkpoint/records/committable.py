@@ -145,7 +145,11 @@ def shares(committables: Iterable[Committable]) -> dict[str, range]:
     *committables* are all of the interval: a manifest carries those of aborted checkpoints too. The output of a sink
     subtask is their concatenation in the order of their checkpoints.
 
-    >>> made = lambda n, count: Committable(f"t{n}", 0, 0, 2, "", "out", 0, n, (Written("a", 0, 0, count),))
+    >>> def made(checkpoint, count):
+    ...     return Committable(
+    ...         transactional_id=f"t{checkpoint}", producer_id=0, epoch=0, transaction_version=2, cluster_id="",
+    ...         sink="out", subtask=0, checkpoint=checkpoint, written=(Written("a", 0, 0, count),),
+    ...     )
     >>> shares([made(7, 3), made(6, 2)])
     {'t6': range(0, 2), 't7': range(2, 5)}
     """

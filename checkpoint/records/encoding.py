@@ -143,6 +143,7 @@ _INCARNATION_1 = _record(
 )
 _INCARNATION_2 = _with(_INCARNATION_1, ended=False)
 _INCARNATION_3 = _with(_INCARNATION_2, bounded=False, cancelled="", storage="", condemned=False)
+_INCARNATION_4 = _with(_INCARNATION_3, machine="")
 
 _MANIFEST_1 = _record(
     "Manifest",
@@ -188,7 +189,7 @@ SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
             fates=_array(_record("Fate", transactional_id="string", fate="string")),
         ),
     ),
-    Incarnation: (_INCARNATION_1, _INCARNATION_2, _INCARNATION_3),
+    Incarnation: (_INCARNATION_1, _INCARNATION_2, _INCARNATION_3, _INCARNATION_4),
     Repair: (
         _record(
             "Repair",

@@ -262,6 +262,8 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     condemned: bool = False
     """All that the pipeline has is to be deleted, as its user wants it when a run is cancelled: whoever comes next does
     so, before anything else."""
+    machine: str = ""
+    """Names the system whose process `process` is: two machines, or containers, may have one name. Empty: unknown."""
 
 
 class Repair(msgspec.Struct, frozen=True):
@@ -297,3 +299,13 @@ def skips_between(
             for each in offsets
         )
     )
+
+
+def read_before(manifest: Manifest, places: Iterable[RecordPlace]) -> tuple[RecordPlace, ...]:
+    """Those of *places* that no run meets which goes on from *manifest*: their records were read before it."""
+    if manifest.channel_logs:  # some of what was read is on its way
+        return ()
+    ends: dict[tuple[str, int], list[int]] = {}
+    for each in manifest.offsets:
+        ends.setdefault((each.topic, each.partition), []).append(each.offset)
+    return tuple(place for place in places if place.offset < min(ends.get((place.topic, place.partition), [0])))

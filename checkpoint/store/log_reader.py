@@ -11,13 +11,14 @@ from typing import Any
 from confluent_kafka import IsolationLevel
 from confluent_kafka.admin import AdminClient
 
-from exactlyonce.checkpoint.decision_log import DECISIONS, DIGEST_HEADER, history_of
+from exactlyonce.checkpoint.decision_log import DECISIONS, DIGEST_HEADER, history_of, take_in
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import DecisionRecord, Ends, LogRead, Unreadable
 from exactlyonce.checkpoint.store import client as store_client
 from exactlyonce.checkpoint.store.scan import read_range
-from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.checkpoint.store.topic import describe, find_topic, topic_name
+from exactlyonce.pipeline.errors import Halt, TopicError
 
 
 class LogReader:
@@ -48,19 +49,60 @@ class LogReader:
         return self._client
 
 
-def read_log(config: Mapping[str, Any], topic: str, end: int) -> LogRead:
-    """The committed decisions in *topic* below offset *end*."""
+def read_log(config: Mapping[str, Any], topic: str, end: int, start: int | None = None) -> LogRead:
+    """The committed decisions in *topic* below offset *end*, from *start* on; None: from the first that is there."""
     items: list[DecisionRecord | Unreadable] = []
     with store_client.explained(config, f"reading {topic}"):
-        starts = store_client.first_offsets(store_client.admin(config), topic, [DECISIONS])
+        if start is None:
+            start = store_client.first_offsets(store_client.admin(config), topic, [DECISIONS])[DECISIONS]
         messages = read_range(
-            config, topic, DECISIONS, starts[DECISIONS], end, "read_committed",
+            config, topic, DECISIONS, start, end, "read_committed",
             lambda first, behind: items.append(Unreadable(first, behind)),
         )  # fmt: skip
         for message in messages:
             digest = dict(message.headers() or []).get(DIGEST_HEADER)
             items.append(DecisionRecord(message.key(), message.value(), digest if isinstance(digest, bytes) else None))
-    return LogRead(starts[DECISIONS], tuple(items))
+    return LogRead(start, tuple(items))
+
+
+class LogFollower:
+    """Reads the decision log of *pipeline* again and again, each time only what came since. Fences nobody."""
+
+    def __init__(self, config: Mapping[str, Any], pipeline: str) -> None:
+        self._config, self._pipeline, self._topic = config, pipeline, topic_name(pipeline)
+        self._client: AdminClient | None = None
+        self._topic_id = ""
+        self._end = 0
+        self._history = History(pipeline)
+
+    def look(self) -> History:
+        """The decisions so far: none where there is no topic, those of the new one where it was made anew.
+
+        Raises `BrokerUnavailable` within seconds; the next look goes on from the one before. The first look connects.
+        """
+        with store_client.explained(self._config, f"following {self._topic}"):
+            self._client = self._client or store_client.admin(self._config)
+            topic = describe(self._client, self._topic)
+            if topic is None:
+                return History(self._pipeline)
+            try:
+                return self._read(self._client, topic)
+            except (Halt, TopicError):
+                if describe(self._client, self._topic) == topic:
+                    raise
+                return History(self._pipeline)
+
+    def _read(self, client: AdminClient, topic: TopicInfo) -> History:
+        """What has come in *topic*. Raises `Halt` or `TopicError` where that is deleted meanwhile."""
+        with store_client.explained(self._config, f"following {self._topic}"):
+            end = store_client.end_offsets(client, self._topic, [DECISIONS], IsolationLevel.READ_COMMITTED)
+        if topic.topic_id != self._topic_id:
+            read = read_log(self._config, self._topic, end[DECISIONS])
+            self._history = history_of(self._pipeline, self._topic, read)
+        elif end[DECISIONS] > self._end:
+            take_in(self._history, read_log(self._config, self._topic, end[DECISIONS], self._end))
+        self._topic_id, self._end = topic.topic_id, end[DECISIONS]
+        return self._history
 
 
 def read_topic(config: Mapping[str, Any], pipeline: str) -> tuple[TopicInfo, History]:

@@ -111,7 +111,8 @@ def _record(record: PlainRecord | None) -> dict[str, Any] | None:
     if record is None:
         return None
     headers = [[name, _text(value)] for name, value in record.headers]
-    return {"key": _text(record.key), "value": _text(record.value), "headers": headers}
+    time = {} if record.timestamp_ms is None else {"timestamp_ms": record.timestamp_ms}
+    return {"key": _text(record.key), "value": _text(record.value), "headers": headers, **time}
 
 
 def _text(data: bytes | None) -> str | None:
@@ -128,7 +129,9 @@ def as_text(report: AuditReport) -> Iterator[str]:
         yield f"{report.pipeline}: no checkpoint could be judged."
         return
     if not report.findings and not _judged(report):
-        yield f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}: none of their output could be judged."
+        nothing = "they read no records, nothing was compared"
+        why = "none of their output could be judged" if report.records_in else nothing
+        yield f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}: {why}."
         return
     whole = "exactly once: nothing is wrong"
     verdict = f"{len(report.findings)} findings" if report.findings else whole
@@ -170,4 +173,5 @@ def _shown(record: PlainRecord) -> str:
         return text if data is None or len(repr(data)) <= SHOWN_BYTES_MAX else f"{text}..."
 
     headers = f" headers {list(record.headers)!r}" if record.headers else ""
-    return f"key {short(record.key)} value {short(record.value)}{headers}"
+    time = "" if record.timestamp_ms is None else f" timestamp {record.timestamp_ms}"
+    return f"key {short(record.key)} value {short(record.value)}{headers}{time}"

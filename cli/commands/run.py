@@ -43,6 +43,7 @@ examples:
       --kafka sasl.password=env:KAFKA_PASSWORD
   exactlyonce run orders:pipeline --from-savepoint /backups/order-totals-42-1f2e3d4c
   exactlyonce run orders:pipeline --restart fixed_delay:attempts=3,delay=1s
+  exactlyonce run orders:pipeline --standby
 
 In a terminal a line on stderr shows how it stands; otherwise each checkpoint is a line
 of JSON there, while nothing is read one a minute. Durations T are written 500ms, 1.5s,
@@ -51,6 +52,7 @@ of JSON there, while nothing is read one a minute. Durations T are written 500ms
 _SETTINGS = (
     *RESTORING,
     *("bootstrap_servers", "config", "inline", "accept_loss", "skip", "repair", "restart", "parallelism", "until"),
+    "standby",
     *CHECKPOINTING,
     *KEEPING_STATE,
 )
@@ -83,6 +85,11 @@ def _add_running(parser: Parser) -> None:
         "--until",
         choices=("running", "latest"),
         help="latest: process what is there, take a last checkpoint and end (default: running, until it is stopped)",
+    )
+    parser.add_argument(
+        "--standby",
+        action=argparse.BooleanOptionalAction,
+        help="wait until no other run of the pipeline leads, then take over (default: take over at once)",
     )
     parser.add_argument("--parallelism", metavar="N", type=int, help="worker processes (default: 1)")
     parser.add_argument("--inline", action="store_true", help="all in one process, for a debugger")

@@ -11,7 +11,9 @@ from exactlyonce.cli.doctor.questions import TopicFacts
 from exactlyonce.cli.doctor.subject import Subject
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import TRANSACTION_VERSION, Transactions
+from exactlyonce.engines.surroundings.preflight import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.sinks.kafka.sink import gives_times
 
 MESSAGE_BYTES_MAX = 1_000_000
 """What a producer of librdkafka sends at most in one record, unless told otherwise."""
@@ -79,6 +81,11 @@ class SettingsCheck:
         if facts.name in subject.outputs:
             wrong += self._output(facts, found)
         self._fix(facts, "may lose what is committed, or refuse it", wrong)
+        sinks = self.subject.graph.sinks if self.subject.graph is not None else ()
+        timed = any(gives_times(node.sink) for node in sinks if node.sink and node.sink.topic == facts.name)
+        if timed and found.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
+            shown = f"{TIMESTAMP_TYPE} is {LOG_APPEND_TIME}, and the sink has timestamp="
+            self._fix(facts, "does not keep the times of its sink", [AtOdds(TIMESTAMP_TYPE, "CreateTime", shown)])
 
     def _output(self, facts: TopicFacts, found: Mapping[str, str | None]) -> list[AtOdds]:
         """What keeps records from being written, or a lost broker from being no loss."""

@@ -189,6 +189,8 @@ class Wire:
 
     def ask_all(self, requests: Sequence[Request]) -> list[Any]:
         """The answers to all, sent at once; `NoAnswer` if any is missing."""
+        if self._manager is not None and self._manager.throttled:  # it would refuse the request
+            self.close()
         manager = self._manager or self._connect()
 
         async def answers() -> list[Any]:
@@ -376,6 +378,11 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ha
     Its base drops what came together with the end: the reason why a login was refused, the answer of a broker that
     shuts down.
     """
+
+    @property
+    def throttled(self) -> bool:
+        """Whether a broker has muted one of the connections for a while, because of a quota."""
+        return any("throttle" in connection.paused for connection in list(self._conns.values()))
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
         transport = await super()._build_transport(node, timeout_at)

@@ -70,6 +70,8 @@ class LogBatch(NamedTuple):
     is_control: bool
     commits: bool | None
     """Of the marker that ends a transaction: whether by commit. None: no marker, or an emptied or a cut one."""
+    is_timed_by_broker: bool = False
+    """Whether its records have the time of their append, whatever their producer gave."""
 
     @property
     def is_whole(self) -> bool:
@@ -247,6 +249,7 @@ _LENGTH_FROM = 12  # a batch's length counts from behind itself
 _CHECKED_FROM = 21  # and its checksum is of all that stands behind the checksum
 _MAGIC = 2
 _CONTROL = 0x20
+_LOG_APPEND_TIME = 0x08
 _MARKER_KEY = struct.Struct(">hh")  # version, and 1 for commit
 
 
@@ -270,7 +273,8 @@ def parse_batches(data: bytes, place: str = "The log") -> Iterator[LogBatch]:
                 raise DamagedBatch(damage(place, base_offset, "the checksum of a transaction marker is wrong"))
             commits = _commits(data[position + _HEADER.size : end])
         last_offset = base_offset + last_offset_delta
-        yield LogBatch(base_offset, last_offset, producer_id, epoch, base_sequence, records, is_control, commits)
+        timed = bool(attributes & _LOG_APPEND_TIME)
+        yield LogBatch(base_offset, last_offset, producer_id, epoch, base_sequence, records, is_control, commits, timed)
         position = end
 
 

@@ -29,6 +29,7 @@ class VisibleRecord(NamedTuple):
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
     writer: Writer
+    timestamp_ms: int
 
 
 @dataclass
@@ -41,6 +42,8 @@ class Scan:
     """How many records of each transaction are in the log, visible or not."""
     extents: dict[Writer, range] = field(default_factory=dict)
     """From the first to behind the last record of each."""
+    timed_by_broker: bool = False
+    """Whether a batch has the time of its append, and not those that its producer gave."""
     _bases: list[int] = field(default_factory=list)
     _writers: list[Writer] = field(default_factory=list)
 
@@ -67,6 +70,7 @@ def scan(log: Log, topic: str, partition: int, start: int, wanted: Mapping[Write
             continue
         writer = (batch.producer_id, batch.epoch)
         removed = max(0, start - batch.base_offset)  # a batch stays whole while its first records are deleted already
+        found.timed_by_broker |= batch.is_timed_by_broker
         found.add(batch.base_offset + removed, batch.last_offset, batch.records - removed, writer)
         if found.counts[writer] >= missing.get(writer, 1 << 62):
             del missing[writer]
@@ -85,6 +89,8 @@ def visible(
             for message in messages:
                 offset = cast(int, message.offset())
                 headers = cast("tuple[tuple[str, bytes | None], ...]", tuple(message.headers() or ()))
-                yield VisibleRecord(offset, message.key(), message.value(), headers, scanned.writer(offset))
+                yield VisibleRecord(
+                    offset, message.key(), message.value(), headers, scanned.writer(offset), message.timestamp()[1]
+                )
     finally:
         reader.close()

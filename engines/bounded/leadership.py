@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
 from datetime import datetime, timezone
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Incarnation
 from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.performer import beside
+from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.pipeline.names import checkpoint_topic
@@ -35,7 +33,7 @@ def refuse_if_running(history: History | None) -> None:
     """Raise `ConfigError` while somebody runs the pipeline, as far as can be seen; `--take-over` leaves this out."""
     now_ms = SystemClock().now_ms()
     newest = history.living(now_ms) if history is not None else None
-    if newest is None or history is None or _is_known_dead(newest):
+    if newest is None or history is None or is_known_dead(newest):
         return
     since_ms = now_ms - newest.heartbeat_ms
     last = datetime.fromtimestamp(newest.heartbeat_ms / 1000, timezone.utc).isoformat(timespec="seconds")
@@ -44,19 +42,6 @@ def refuse_if_running(history: History | None) -> None:
         f"{newest.incarnation}, last heartbeat at {last}, {since_ms / 1000:.0f} s ago. Stop it first, or take its "
         f"place with --take-over: it then ends without losing anything."
     )
-
-
-def _is_known_dead(newest: Incarnation) -> bool:
-    """Whether it is a process of this machine that is no more."""
-    if newest.host != socket.gethostname():
-        return False
-    try:
-        os.kill(newest.process, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return newest.process == os.getpid()
 
 
 def with_heartbeats(submit: Submit, beat: Callable[[], None]) -> Submit:

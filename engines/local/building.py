@@ -33,8 +33,8 @@ from exactlyonce.pipeline.context import Context
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.graph import Input as NodeInput
 from exactlyonce.pipeline.graph import Kind, LogicalGraph, Node
-from exactlyonce.pipeline.schema import describe
 from exactlyonce.pipeline.sink import naming
+from exactlyonce.pipeline.wire import describe
 from exactlyonce.sinks.writer import GrantedWriter, SinkWriter, Writable, WriterContext
 from exactlyonce.state.backend import StateBackend, Table
 

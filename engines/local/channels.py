@@ -124,8 +124,8 @@ class Flow:
 
 
 class Channel(Protocol):
-    """One direction of a link. Writers use `send*`, `records`, `room`, `flush`; readers `receive`, `waits`, `took`,
-    `fill` and `capture`."""
+    """One direction of a link. Writers use `send*`, `records`, `room`, `full`, `closed`, `flush`; readers `receive`,
+    `waits`, `took`, `fill` and `capture`."""
 
     @property
     def records(self) -> int:
@@ -134,6 +134,14 @@ class Channel(Protocol):
     @property
     def room(self) -> int:
         """How many records its writer may send; 0: it must pause."""
+
+    @property
+    def full(self) -> bool:
+        """Whether as many bytes wait in it as may."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether its reader takes nothing but what lies before a barrier that is due."""
 
     @property
     def waits(self) -> bool:
@@ -148,7 +156,7 @@ class Channel(Protocol):
         """Of what is not received, all that lies before barrier *checkpoint*, which is not received either."""
 
     def took(self, records: int, window: int) -> None:
-        """So many more are processed, and so many may be on their way from now on."""
+        """So many more are processed, and so many may be on their way from now on; 0: it is closed."""
 
     def fileno(self) -> int: ...
 
@@ -166,7 +174,15 @@ class LocalChannel:
 
     @property
     def room(self) -> int:
-        return 0 if self._arrivals.size >= OUTBOX_BYTES_MAX else self._flow.room
+        return 0 if self.full else self._flow.room
+
+    @property
+    def full(self) -> bool:
+        return self._arrivals.size >= OUTBOX_BYTES_MAX
+
+    @property
+    def closed(self) -> bool:
+        return not self._flow.window
 
     @property
     def waits(self) -> bool:
@@ -220,7 +236,15 @@ class SocketChannel:
 
     @property
     def room(self) -> int:
-        return 0 if self._outbox_bytes >= OUTBOX_BYTES_MAX else self._flow.room
+        return 0 if self.full else self._flow.room
+
+    @property
+    def full(self) -> bool:
+        return self._outbox_bytes >= OUTBOX_BYTES_MAX
+
+    @property
+    def closed(self) -> bool:
+        return not self._flow.window
 
     @property
     def waits(self) -> bool:

@@ -121,6 +121,7 @@ class SourceInput:
         for partition, offset in trigger.added.items():
             self.reader.add(partition, offset)
         self.noted[trigger.frame.checkpoint] = tuple(map(self._decoder.noted, self.reader.positions()))
+        self._decoder.tell()
         self.stopped = trigger.final
         return trigger.frame
 

@@ -26,6 +26,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.store.mailbox import CANCEL, DELETE, SAVEPOINT, Asked
+from exactlyonce.checkpoint.succession import Succession
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.reporting import Report, Reporter
@@ -66,11 +67,14 @@ class Job:
         workers: Workers,
         reporter: Reporter,
         restart: RestartStrategy,
+        succession: Succession,
     ) -> None:
-        """*restart* is the run's: it is told of failures and completed checkpoints of all its incarnations."""
+        """*restart* is the run's: it is told of failures and completed checkpoints of all its incarnations. So is
+        *succession*: `run` raises `AnotherLeads` where it says so."""
         self.plan = plan
         self.reference = reference
         self.options = options
+        self.succession = succession
         self.workers = workers
         self.report = Report(plan.graph.pipeline_id, reporter, options.client.redact)
         subtasks = {(task.name, i) for task in plan.tasks for i in range(plan.parallelism)}
@@ -144,7 +148,7 @@ class Job:
             self._feed(events.Stop())
 
     def _stopped_too_late(self) -> StoppedShort:
-        why = f"none was complete within {self.options.checkpoint.stop_timeout_ms} ms ({setting('stop_timeout')})"
+        why = f"none was complete within {setting('stop_timeout')}, {self.options.checkpoint.stop_timeout_ms} ms"
         waits = filter(None, (self._whereabouts.hanging(time.monotonic()), self._whereabouts.slow()))
         return _stopped_short(self.core.manifest, "; ".join((why, *waits)), self.core.deciding)
 
@@ -315,7 +319,9 @@ class Job:
 
     def _open(self) -> PipelineLeader:
         """Runs on the broker thread."""
-        self.leader = leader = PipelineLeader(self.plan, self.options, self._note, self._step, self.reference)
+        self.leader = leader = PipelineLeader(
+            self.plan, self.options, self._note, self._step, self.reference, succession=self.succession
+        )
         leader.recover()
         return leader
 

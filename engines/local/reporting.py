@@ -15,6 +15,7 @@ from typing import Any, Protocol, TextIO
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.events import PendingCheckpoint
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.succession import Awaited
 from exactlyonce.engines import events
 from exactlyonce.engines.local.messages import Acknowledge, Progress
 from exactlyonce.engines.local.workers import WorkerHandle
@@ -82,7 +83,7 @@ class TerminalReporter:
             self._last = event
         elif not self._is_told(event):
             return
-        elif event["event"] == "note":
+        elif event["event"] in ("note", "standby"):
             self._say(str(event["text"]))
         elif event["event"] == "started":
             self._say(f"{event['pipeline']}: incarnation {event['incarnation']}, from checkpoint {event['checkpoint']}")
@@ -137,6 +138,14 @@ class Report:
     def note(self, text: str) -> None:
         """Something a person should know."""
         self._event("note", text=self._redact(text))
+
+    def awaits(self, awaited: Awaited) -> None:
+        """The run waits for another one that leads."""
+        text, other = self._redact(awaited.text(self._pipeline)), awaited.incarnation
+        if awaited.pause_ms is not None:
+            self.note(text)
+        else:
+            self._event("standby", incarnation=other.incarnation, host=other.host, process=other.process, text=text)
 
     def step(self, step: str, **fields: Any) -> None:
         """A step of the protocol."""

@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.succession import AnotherLeads, Succession
 from exactlyonce.engines.local.inline import InlineWorker
 from exactlyonce.engines.local.job import Job
 from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Reporter
+from exactlyonce.engines.local.standby import wait_for_turn
 from exactlyonce.engines.local.workers import WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.stop_signals import handling_stop_signals
 from exactlyonce.engines.system_clock import SystemClock
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Undetermined
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, EndedEarly, Undetermined
 from exactlyonce.pipeline.loading import Loaded
 
 
@@ -75,13 +77,18 @@ def run_loaded(
     physical = plan(graph, options.parallelism)
     refuse_too_many(physical)
     restart, recovered = options.restart_strategy(), False
+    succession = Succession(standby=options.standby, clock=SystemClock())
     with handling_stop_signals(_handler(stopper, inline=options.inline)):
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
-            job = Job(physical, loaded.reference, options, workers, reporter, restart)
+            job = Job(physical, loaded.reference, options, workers, reporter, restart, succession)
             stopper.attach(job)
             try:
                 return workers.host(job.run) if isinstance(workers, InlineWorker) else job.run()
+            except AnotherLeads:
+                if not _has_turn(job, stopper):
+                    _stopped_waiting(job)
+                    return None
             except (BrokerUnavailable, Undetermined) as error:
                 recovered = recovered or job.recovered
                 delay_ms = restart.failed(SystemClock().monotonic_ms())
@@ -90,6 +97,27 @@ def run_loaded(
                 job.report.note(f"{error} A new incarnation begins in {delay_ms} ms.")
                 if stopper.asked.wait(delay_ms / 1000):
                     raise
+
+
+def _has_turn(job: Job, stopper: Stopper) -> bool:
+    """Whether the run may begin, once it has waited for whoever leads; it was stopped otherwise."""
+    pipeline, report, succession = job.plan.graph.pipeline_id, job.report, job.succession
+    config = job.options.client.confluent()
+    if not wait_for_turn(config, pipeline, succession, stopper.asked, report.awaits, report.note):
+        return False
+    if succession.reason:
+        report.note(f"the other run of {pipeline} {succession.reason}: this one takes over")
+    return True
+
+
+def _stopped_waiting(job: Job) -> None:
+    """A clean end, since nothing of this run has begun."""
+    job.report.ended(None)
+    if job.options.until == "latest":
+        raise EndedEarly(
+            "Ended, as asked for, while another run led: this one has read nothing. Nothing is open or lost: run it "
+            "again."
+        )
 
 
 def run(

@@ -8,7 +8,9 @@ anything at all.
 
 No snapshot waits for a loop: from it until the barrier has gone round, what comes round is captured too, and what is
 left of what went round at the restored checkpoint. Between two batches of what is new comes one of what goes round,
-where there is one; too much of that, and nothing new is taken but what lies before a barrier.
+where there is one; too much of that, and nothing new is taken but what lies before a barrier. The channels that lead
+there are closed then, and those that lead to who writes them, up to the sources: so no more than what was on its way
+lies before barriers, and that needs no room in a closed channel.
 
 A barrier that may overtake is told by the worker as well, and takes its snapshot when it is due, wherever the barriers
 in the channels are and whether or not there is room for outputs. What has not been taken then, and lies before those
@@ -20,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.alignment import Alignment
@@ -88,8 +90,8 @@ class Subtask:
         self._loops = [each for each in self.inputs if isinstance(each, FeedbackInput)]
         self._turn: deque[Input] = deque(each for each in self.inputs if not isinstance(each, FeedbackInput))
         """What is new, which takes turns."""
-        self._into_loops = [each for each in self._turn if isinstance(each, ChannelInput)] if self._loops else []
-        """The channels that are closed while too much goes round."""
+        self._channels = [each for each in self._turn if isinstance(each, ChannelInput)]
+        """Those that are closed while too much goes round here, or further on."""
         self.alignment = Alignment(
             (each.name for each in self._turn),
             feedback=(each.name for each in self._loops),
@@ -139,14 +141,23 @@ class Subtask:
         """How many records may be taken; 0: what is behind this subtask must drain first."""
         return min([BATCH_RECORDS_MAX, *[each.room for each in self._outlets]])
 
+    @property
+    def _room_before_barrier(self) -> int:
+        """How many that lie before a barrier: what is behind a closed channel takes them."""
+        closed = [channel.closed and not channel.full for channel in self.outputs]
+        needed = [outlet for outlet, is_closed in zip_longest(self._outlets, closed) if not is_closed]
+        return min([BATCH_RECORDS_MAX, *[each.room for each in needed]])
+
     def step(self) -> bool:
         """Take one batch or barrier from the next input that has one; True if there was any."""
         crowded = bool(self._loops) and self._has_too_much
-        for each in self._into_loops:
-            each.close(crowded)
+        closed = crowded or any(each.closed for each in self.outputs)
+        for each in self._channels:
+            each.close(closed)
         room = self.room
+        room_of_new = self._room_before_barrier if closed and self._due else room
         if self.restored is not None and not self.restored.goes_round:
-            return bool(room) and not self.full and self._take_restored(self.restored, room)
+            return bool(room_of_new) and not self.full and self._take_restored(self.restored, room_of_new)
         rounds = self._rounds()
         for source in self._in_turn(rounds, crowded=crowded):
             if isinstance(source, RestoredInput):
@@ -155,10 +166,11 @@ class Subtask:
                 continue
             if self.alignment.is_held(source.name):
                 continue
-            item = source.next(room, hurried=self.hurried)
+            goes_round = isinstance(source, FeedbackInput)
+            item = source.next(room if goes_round else room_of_new, hurried=self.hurried)
             if item is None:
                 continue
-            self._came_round = isinstance(source, FeedbackInput)
+            self._came_round = goes_round
             if isinstance(item, BarrierFrame):
                 self._barrier(source, item)
             else:

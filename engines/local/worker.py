@@ -320,9 +320,14 @@ def serve(connection: msg.Connection) -> None:
         raise
 
 
+def _nothing(*_: Any) -> None:
+    """A signal that systemd sends to all processes of a service. The coordinator ends its workers, when it is time."""
+
+
 def main() -> None:
     """Entry point of the process: the control channel's descriptor and the coordinator's process id are arguments."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _nothing)  # programs that the user's code starts would inherit SIG_IGN
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[2]):
         return

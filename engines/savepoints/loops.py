@@ -22,6 +22,7 @@ from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.plan import LOOP_MARK
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.schema import type_name
+from exactlyonce.pipeline.wire import wire_of
 
 FRAME_RECORDS = 500
 _RAW = BatchCodec(msgspec.Raw)
@@ -85,7 +86,7 @@ def schemas_of(manifest: Manifest, blocks: Blocks) -> dict[str, Any]:
 def require_same(loop: str, type_: Any, entries: Iterable[LoopEntry], savepoint: str, written: Any = None) -> None:
     """Raise `GraphError` unless *entries* are of *type_*, which the loop has now, without loss: by their schema, which
     is *written*, and as they are read; without one by their values alone, which do not tell what they leave out."""
-    decode, encode = msgspec.msgpack.Decoder(type_).decode, msgspec.msgpack.Encoder().encode
+    decode, encode = msgspec.msgpack.Decoder(wire_of(type_).type).decode, msgspec.msgpack.Encoder().encode
     misfit = in_flight.misfit(written, type_) if written is not None else ""
     for each in entries:
         why = misfit or "it would not be what it was"

@@ -67,7 +67,8 @@ class PipelineTopics:
                 self.offsets, self.added = self.inputs.offsets_from(manifest), self.inputs.added_since(manifest)
                 return refuse_new_places(self._graph, self._parallelism, manifest, self.added)
             case ask.CreateOutputs(newest):
-                return self.outputs.create_missing(newest, self._note)
+                self.outputs.create_missing(newest, self._note)
+                return self.outputs.note_times(self._note)
             case ask.KnownOutputs():
                 return self.outputs.counted
         return NotImplemented

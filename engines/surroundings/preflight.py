@@ -18,8 +18,10 @@ from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.connectors.source import Readable
 from exactlyonce.pipeline.errors import ConfigError, Facts, GraphError, Halt, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.sinks.kafka.sink import gives_times
 from exactlyonce.sinks.writer import WritesToTopic
 
+TIMESTAMP_TYPE, LOG_APPEND_TIME = "message.timestamp.type", "LogAppendTime"
 Offsets = dict[str, dict[int, int]]
 """By source and partition."""
 Seen = Mapping[str, tuple[Topic | None, ...]]
@@ -262,6 +264,22 @@ class OutputTopics:
             self.topics.create(sink.topic, partitions=sink.create_partitions or 1)
             note(f"sink {id}: created topic {sink.topic} with {sink.create_partitions} partitions")
             self.described = {**self.described, **self.topics.describe([sink.topic])}
+
+    def note_times(self, note: Callable[[str], None]) -> None:
+        """Say where a topic does not keep the times that its sink gives."""
+        for id, sink in self.sinks.items():
+            if not gives_times(sink):
+                continue
+            try:
+                kind = self.topics.settings(sink.topic).get(TIMESTAMP_TYPE)
+            except ConfigError as error:
+                note(f"sink {id}: whether topic {sink.topic} keeps the times of timestamp= is not known: {error}")
+                continue
+            if kind == LOG_APPEND_TIME:
+                note(
+                    f"sink {id}: topic {sink.topic} has {TIMESTAMP_TYPE}={LOG_APPEND_TIME}, so its records get the "
+                    f"time of their append, and not that of timestamp=: set it to CreateTime, or leave out timestamp="
+                )
 
     def look_again(self, manifest: Manifest, seen_by_each: Seen) -> None:
         """Raise Halt if a topic is not the one that is written to any more; count its partitions, which may have grown.

@@ -92,6 +92,7 @@ class _Packed(msgspec.Struct, array_like=True):
     keys: list[bytes | None] | None
     headers: list[list[tuple[str, Any]]] | None
     """Their values are bytes, or text."""
+    timestamps: list[int] | None
 
 
 class OutputsPacking:
@@ -107,9 +108,9 @@ class OutputsPacking:
 
     def pack(self, outputs: Outputs) -> bytes:
         """All of *outputs*."""
-        return self._encode((outputs.values, outputs.keys, outputs.headers))
+        return self._encode((outputs.values, outputs.keys, outputs.headers, outputs.timestamps))
 
     def unpack(self, packed: bytes) -> Outputs:
         """What was packed."""
         found = self._decode(packed)
-        return Outputs(found.values, found.keys, found.headers)
+        return Outputs(found.values, found.keys, found.headers, found.timestamps)

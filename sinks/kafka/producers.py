@@ -42,9 +42,17 @@ _BEHIND_ANOTHER = {
     KafkaError._STATE,
 }
 """What a producer says that has failed before."""
+_OF_A_BATCH = {KafkaError.INVALID_RECORD, KafkaError._INVALID_DIFFERENT_RECORD}
+"""A broker has refused a batch: the client tells this of each record, whatever was wrong with some of them."""
 _INVALID = (
     "Is topic {topic!r} compacted? Then it takes no record without a key: give the sink key=, or the topic another "
-    "cleanup.policy, and run again."
+    "cleanup.policy, and run again. If it is not, timestamp= of the sink gives a time that the topic refuses: see its "
+    "message.timestamp.before.max.ms and message.timestamp.after.max.ms."
+)
+_REFUSED_TIME = (
+    "Topic {topic!r} does not take the time of a record. The job has stopped before it; nothing is lost. Raise "
+    "message.timestamp.before.max.ms or message.timestamp.after.max.ms of the topic (an hour ahead unless set), or let "
+    "timestamp= of the sink give another time, and run again."
 )
 _GRANT = (
     "The broker does not allow it: grant whoever runs this Write on topic {topic!r} and on the pipeline's "
@@ -55,9 +63,12 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class OnFailure(Protocol):
-    """Is told why a record was not delivered, or a producer can go on no more, and what of error that is."""
+    """Is told why a record was not delivered, or a producer can go on no more, and what of error that is.
 
-    def __call__(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed) -> None: ...
+    *of_times*: the broker has refused the timestamp of a record, and does not say of which.
+    """
+
+    def __call__(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed, of_times: bool = False) -> None: ...
 
 
 class Pending(Protocol[T_co]):
@@ -73,7 +84,7 @@ class SinkProducer(Protocol):
 
     @property
     def produce(self) -> Callable[..., None]:
-        """``produce(topic, value, key, headers=...)``; BufferError: it holds all that it may."""
+        """``produce(topic, value, key, timestamp=..., headers=...)``; BufferError: it holds all that it may."""
 
     @property
     def poll(self) -> Callable[[float], int]:
@@ -192,26 +203,29 @@ class Undelivered(NamedTuple):
 
     reason: str
     kind: type[ExactlyOnceError]
+    of_times: bool = False
 
 
 def failure(topic: str, what: str, error: KafkaError) -> Undelivered:
     """*what* has happened, because of *error*: a failure for good where another attempt would meet it again."""
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
         return Undelivered(too_large(topic, "a record, or the batch that it was sent with,"), RecordError)
-    if error.code() == KafkaError.INVALID_RECORD:
-        return Undelivered(f"{what}: {error.str()}. {_INVALID.format(topic=topic)}", RecordError)
+    if error.code() in _OF_A_BATCH:
+        return Undelivered(f"{what}: {error.str()}. {_INVALID.format(topic=topic)}", RecordError, of_times=True)
+    if error.code() == KafkaError.INVALID_TIMESTAMP:
+        return Undelivered(f"{what}: {error.str()}. {_REFUSED_TIME.format(topic=topic)}", RecordError, of_times=True)
     if error.code() in _NOT_ALLOWED:
         return Undelivered(f"{what}: {error.str()}. {_GRANT.format(topic=topic)}", ConfigError)
     return Undelivered(f"{what}: {error.str()}", SinkFailed)
 
 
 def why(producer: Any, error: KafkaError) -> KafkaError:
-    """*error*, or the one behind it, where *producer* only says that its transaction has failed before.
+    """*error*, or the one behind it, where *producer* only says that its transaction, or the batch, has failed.
 
     The client tells it to whoever asks for the next transaction, which it refuses. No call of it may be made within a
     callback, hence the thread.
     """
-    if error.code() not in _BEHIND_ANOTHER:
+    if error.code() not in _BEHIND_ANOTHER | _OF_A_BATCH:
         return error
     with ThreadPoolExecutor(1, "why") as asking:
         found = asking.submit(producer.begin_transaction).exception()

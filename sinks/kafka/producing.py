@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from itertools import repeat
 from operator import length_hint
 
@@ -51,6 +52,8 @@ class ProducingWriter(ABC):
     _backlog_bytes: int = 0
     _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
     _error: ExactlyOnceError | None = None
+    _times_ms: tuple[int, int] | None = None
+    """The earliest and the latest that `timestamp=` has given."""
     _departures: Departures = field(default_factory=lambda: Departures(WAITING_S))
     _delivered: int = 0
     """Of `records`, as of the last look."""
@@ -87,7 +90,10 @@ class ProducingWriter(ABC):
     def _drain(self, wait_s: float) -> bool:
         """Whether a flush that was under way is done."""
 
-    def _failed(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed) -> None:
+    def _failed(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed, of_times: bool = False) -> None:
+        if of_times and self._times_ms is not None:
+            earliest, latest = map(_shown_time, self._times_ms)
+            reason = f"{reason} The times that it has given so far are from {earliest} to {latest}."
         self._error = self._error or kind(f"sink {self.sink!r}: {reason}")
 
     def _error_of(self, what: str, error: KafkaError) -> ExactlyOnceError:
@@ -120,6 +126,9 @@ class ProducingWriter(ABC):
         if not outputs.left:
             return
         self.records += outputs.left
+        if outputs.timestamps:
+            times_ms = (*(self._times_ms or ()), *outputs.timestamps)
+            self._times_ms = min(times_ms), max(times_ms)
         if self._backlog or not self._activate() or not self._produce(outputs):
             self._backlog.append(outputs)
             self._backlog_records += outputs.left
@@ -140,7 +149,12 @@ class ProducingWriter(ABC):
         keys = repeat(None, outputs.left) if outputs.keys is None else outputs.keys[begin:]
         full = False
         try:
-            if outputs.headers is None:
+            if outputs.timestamps is not None:
+                times = outputs.timestamps[begin:]
+                more = repeat([], outputs.left) if outputs.headers is None else outputs.headers[begin:]
+                for value, key, headers, time_ms in zip(values, keys, more, times, strict=True):
+                    produce(topic, value, key, timestamp=time_ms, headers=[*headers])
+            elif outputs.headers is None:
                 for value, key in zip(values, keys, strict=True):
                     produce(topic, value, key)
             else:
@@ -215,3 +229,11 @@ class ProducingWriter(ABC):
     def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
         """The interval that *checkpoint* ends, once; None while some of it is still to be flushed."""
         return self._flushed.pop(checkpoint, None)
+
+
+def _shown_time(time_ms: int) -> str:
+    """A time in ms since 1970 as people read it, if a calendar has it."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_origin
@@ -35,18 +36,22 @@ class KafkaSink(Sink[T], Generic[T]):
       as an output is a null value, Kafka's tombstone.
     - *key*: a function from the output to its key: bytes as they are, str in UTF-8, None as null, all else JSON.
     - *headers*: a function from the output to (name, bytes) pairs; text for bytes is written in UTF-8.
+    - *timestamp*: a function from the output to its time, as milliseconds since 1970 from 1 on, or as a datetime with a
+      time zone; None: the time when it is written. A topic with message.timestamp.type=LogAppendTime does not keep it.
     - *create_partitions*: how many partitions the topic is created with if it is missing; None makes that an error.
     - *delivery*: "exactly_once", or what is weaker and needs no transactions: "at_least_once", whose outputs come at
       once, and again after a failure, or "at_most_once", whose outputs come after their checkpoint, or never.
 
     A stream of `Record[T]` is written with each record's own value, key and headers; so a tombstone with a key is
-    ``Record(key="ann", value=None)``. *key* and *headers*, where given, win.
+    ``Record(key="ann", value=None)``. *key* and *headers*, where given, win. To keep the time of a record as well, give
+    ``timestamp=lambda record: record.timestamp_ms``.
     """
 
     topic_name: str
     value: TypeForm[Any] | Codec[Any] | None = None
     key: Callable[[T], object] | None = None
     headers: Callable[[T], Headers] | None = None
+    timestamp: Callable[[T], int | datetime] | None = None
     create_partitions: int | None = 4
     delivery: str = EXACTLY_ONCE
 
@@ -57,11 +62,12 @@ class KafkaSink(Sink[T], Generic[T]):
         value: TypeForm[Any] | Codec[Any] | None = None,
         key: Callable[[T], object] | None = None,
         headers: Callable[[T], Headers] | None = None,
+        timestamp: Callable[[T], int | datetime] | None = None,
         create_partitions: int | None = 4,
         delivery: Delivery = EXACTLY_ONCE,
     ) -> None:
         fields = {
-            "topic_name": topic, "value": value, "key": key, "headers": headers,
+            "topic_name": topic, "value": value, "key": key, "headers": headers, "timestamp": timestamp,
             "create_partitions": create_partitions, "delivery": delivery,
         }  # fmt: skip
         for field, content in fields.items():
@@ -82,11 +88,11 @@ class KafkaSink(Sink[T], Generic[T]):
         return codec_for(_value_type(type_) if self.value is None else self.value)
 
     def encoder(self, type_: Any) -> KafkaEncoder:
-        """The encoder that turns a batch of this type into keys, values and headers."""
+        """The encoder that turns a batch of this type into keys, values, headers and timestamps."""
         records = _holds_records(type_)
         key = self.key or (attrgetter("key") if records else None)
         headers = self.headers or (attrgetter("headers") if records else None)
-        return KafkaEncoder(self.codec(type_), records, key, headers)
+        return KafkaEncoder(self.codec(type_), records, key, headers, self.timestamp)
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""
@@ -104,7 +110,7 @@ class KafkaSink(Sink[T], Generic[T]):
         """What is wrong with the topic, the functions, or the type for the codec."""
         if problem := topic_problem(self.topic):
             yield problem
-        for name in ("key", "headers"):
+        for name in ("key", "headers", "timestamp"):
             function = getattr(self, name)
             if function is not None and not callable(function):
                 yield f"{name}={function!r} must be a function of the output"
@@ -129,6 +135,11 @@ class KafkaSink(Sink[T], Generic[T]):
         return {"sink": "kafka", "topic": self.topic, "value": self.codec(type_).describe()}
 
 
+def gives_times(sink: object) -> bool:
+    """Whether the outputs of *sink* have a time of their own: it is a `KafkaSink` with ``timestamp=``."""
+    return isinstance(sink, KafkaSink) and sink.timestamp is not None
+
+
 @dataclass
 class Outputs:
     """Encoded outputs in order; those before `done` have been produced."""
@@ -136,6 +147,8 @@ class Outputs:
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None
     headers: Sequence[list[tuple[str, bytes | None]]] | None
+    timestamps: Sequence[int] | None = None
+    """In ms since 1970; None: the client's own time."""
     done: int = 0
 
     @property
@@ -158,15 +171,17 @@ class KafkaEncoder:
         records: bool,
         key: Callable[[Any], object] | None,
         headers: Callable[[Any], Headers] | None,
+        timestamp: Callable[[Any], int | datetime] | None,
     ) -> None:
         self.codec = codec
         self._records = records
         self._key = key
         self._headers = headers
+        self._timestamp = timestamp
 
     def encode(self, records: Sequence[Any]) -> Outputs:
         """What the writer takes."""
-        return Outputs(self.values(records), self.keys(records), self.headers(records))
+        return Outputs(self.values(records), self.keys(records), self.headers(records), self.timestamps(records))
 
     def values(self, outputs: Sequence[Any]) -> Sequence[bytes | None]:
         """The values, encoded."""
@@ -196,6 +211,15 @@ class KafkaEncoder:
             return None
         headers: list[Any] = mapped("headers", self._headers, outputs)
         return list(map(list if _are_plain(headers) else _header_list, headers))
+
+    def timestamps(self, outputs: Sequence[Any]) -> list[int] | None:
+        """The times, in ms since 1970; None if there are none."""
+        if self._timestamp is None:
+            return None
+        times: list[Any] = mapped("timestamp", self._timestamp, outputs)
+        if set(map(type, times)) == {int} and min(times) > 0 and max(times) <= _TIMESTAMP_MAX_MS:
+            return times
+        return list(map(_timestamp_ms, times))
 
 
 def _or_tombstone(value: bytes | None, output: object) -> bytes | None:
@@ -256,6 +280,24 @@ def _header(pair: Any) -> tuple[str, bytes | None]:
     if value is not None and not isinstance(value, bytes):
         raise TypeError(f"headers= has given {type(value).__name__} as the value of {name!r}, which is to be bytes")
     return str.__str__(name), value
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_TIMESTAMP_MAX_MS = (1 << 63) - 1
+
+
+def _timestamp_ms(time: object) -> int:
+    """One time as ms; TypeError or ValueError where it is none. The client takes 0 for its own time."""
+    wanted = "it is to give milliseconds since 1970, as an int from 1 on, or a datetime with a time zone"
+    if isinstance(time, datetime):
+        if time.utcoffset() is None:
+            raise ValueError(f"timestamp= has given {time!r}, which has no time zone; {wanted}")
+        time = (time - _EPOCH) // timedelta(milliseconds=1)
+    if not isinstance(time, int) or isinstance(time, bool):
+        raise TypeError(f"timestamp= has given {time!r:.100}; {wanted}")
+    if not 0 < time <= _TIMESTAMP_MAX_MS:
+        raise ValueError(f"timestamp= has given {time}; {wanted}")
+    return int(time)
 
 
 def encode_key(key: object) -> bytes | None:

@@ -70,7 +70,7 @@ def owner_of(pipeline: str, sink: str, place: str, length_max: int) -> str:
     *place*: where in the server the ledger is, for the names of transactions are the server's.
 
     >>> owner_of("totals", "out", "public", 40)
-    'totals.out~86bbba6c43c06d9a'
+    'totals.out~8ec45f955e54aa85'
     """
     digest = sha256("\0".join((pipeline, sink, place)).encode()).hexdigest()[:16]
     readable = re.sub(r"[^A-Za-z0-9_.-]", "_", f"{pipeline}.{sink}")

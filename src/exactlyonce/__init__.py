@@ -19,7 +19,7 @@ from exactlyonce.pipeline.errors import (
     Undetermined,
     UserError,
 )
-from exactlyonce.pipeline.output import Emit, Output
+from exactlyonce.pipeline.output import Emit, Output, SideEmit
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.stream import Feedback, KeyedStream, Pipeline, Stream
 
@@ -44,6 +44,7 @@ __all__ = [
     "Pipeline",
     "Record",
     "RecordError",
+    "SideEmit",
     "StoreError",
     "StoreUnavailable",
     "StrCodec",

@@ -26,6 +26,10 @@ FIGURES = {
         "unaligned checkpoints under back-pressure, times sooner": "",
         "unaligned checkpoints without back-pressure, ratio": "",
     },
+    "liveness": {
+        "checkpoints a minute, slow records after shuffles": "",
+        "checkpoints a minute, sinks with a quota": "",
+    },
     "gap": {"longest gap between batches, 250,000 keys": "ms"},
     "parquet": {"records to Parquet files, against pyarrow": ""},
     "memory": {"resident memory, checkpoint 60 against 30": ""},

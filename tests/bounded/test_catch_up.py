@@ -42,6 +42,13 @@ def command(fed: Fed, monkeypatch: pytest.MonkeyPatch, name: str, *options: str)
     return main([name, *pipeline, "--bootstrap-servers", fed.kafka.bootstrap_servers, *options])
 
 
+def test_classes_without_tags_are_told_apart_behind_a_shuffle(fed: Fed, tmp_path: Path) -> None:
+    fed.feed(200)
+    catch_up(fed, load_pipeline("pipelines", "untagged", fed.name, pause_ms="0"), 2, tmp_path)
+    await_readable(fed.kafka, f"{fed.name}-out")
+    assert_totals(fed.kafka, f"{fed.name}-out", fed.left)
+
+
 @pytest.mark.exhaustive
 def test_a_running_pipeline_is_left_alone(
     fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -137,18 +144,6 @@ def test_stop_offsets(fed: Fed, tmp_path: Path) -> None:
             to(**{"in": offsets})
     catch_up(fed, loaded, 1, tmp_path)
     fed.assert_output()
-
-
-@pytest.mark.exhaustive
-def test_more_subtasks_than_a_manifest_has_room_for(fed: Fed, tmp_path: Path) -> None:
-    fed.feed(30)
-    loaded = load_pipeline("bounded_pipelines", "fine", fed.name)
-    with pytest.raises(ConfigError, match=r"Use --parallelism \d+ at most") as refused:
-        catch_up(fed, loaded, 16_384, tmp_path)
-    most = int(str(refused.value).split("--parallelism ")[1].split()[0])
-    assert most > 100
-    catch_up(fed, loaded, 40, tmp_path)
-    assert_totals(fed.kafka, f"{fed.name}-out", fed.all)
 
 
 def test_another_pipeline_than_before(fed: Fed, tmp_path: Path) -> None:

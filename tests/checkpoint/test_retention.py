@@ -56,15 +56,6 @@ def test_a_pinned_checkpoint_is_kept_until_it_is_no_longer_pinned() -> None:
     assert ledger.expire() == ((1, 2), blocks(1, 2))
 
 
-def test_a_savepoint_is_kept_for_ever() -> None:
-    ledger = Ledger(1)
-    ledger.completed(1, by_storage(blocks(1, 2)), keep=True)
-    ledger.completed(2, by_storage(blocks(2, 3)))
-    ledger.completed(3, by_storage(blocks(4)))
-    assert ledger.expire() == ((2,), blocks(3))
-    assert ledger.retained == [1, 3]
-
-
 def test_the_blocks_of_savepoints_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be hundreds, with tens of thousands of blocks each, and every decision asks what may go."""
     looked: list[str] = []
@@ -83,18 +74,6 @@ def test_the_blocks_of_savepoints_are_not_looked_at_one_by_one(monkeypatch: pyte
     looked.clear()
     assert ledger.expire() == ((51,), blocks(1))
     assert len(looked) < 200, "fewer than a savepoint has"
-
-
-def test_the_blocks_of_an_aborted_checkpoint_go_once_a_later_one_is_complete() -> None:
-    ledger = Ledger(1)
-    ledger.completed(1, by_storage(blocks(1)))
-    ledger.written(2, blocks(20, 21))
-    assert ledger.expire() == ((), ())
-    ledger.written(3, blocks(30, 31))
-    ledger.written(4, blocks(40))
-    ledger.completed(3, by_storage(blocks(1, 30, 21)))
-    assert ledger.expire() == ((1,), blocks(20, 31))
-    assert ledger.expire() == ((), ())
 
 
 def test_a_block_that_is_reported_twice_belongs_to_the_first_checkpoint() -> None:

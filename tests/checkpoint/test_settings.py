@@ -40,20 +40,13 @@ def test_barriers_overtake_where_records_count_once_only() -> None:
         CheckpointSettings(aligned_timeout_ms=5)
 
 
-def test_slots_cover_those_in_flight_those_carried_and_the_next() -> None:
+def test_what_they_demand_of_the_broker() -> None:
+    """Slots cover those in flight, those carried, and the next; a transaction outlives each tolerated failure and a
+    restart. Without a timeout of its own it has the broker's cap."""
     assert CheckpointSettings(max_concurrent=2, tolerable_failed=3).slots == 8
-
-
-def test_a_transaction_may_have_to_outlive_every_tolerated_failure_and_a_restart() -> None:
     settings = CheckpointSettings(interval_ms=1_000, timeout_ms=10_000, tolerable_failed=2, restart_budget_ms=5_000)
     assert settings.transaction_timeout_needed_ms == 3 * 11_000 + 5_000
-
-
-def test_without_a_timeout_of_ones_own_it_is_the_brokers_cap() -> None:
     assert CheckpointSettings().transaction_timeout_for(900_000) == 900_000
-
-
-def test_a_timeout_that_suffices_is_used_as_it_is() -> None:
     assert CheckpointSettings(transaction_timeout_ms=121_000).transaction_timeout_for(900_000) == 121_000
 
 

@@ -210,36 +210,24 @@ def test_rows_that_are_damaged_halt_with_choices(manifest: Of) -> None:
     assert [each.committable.records for each in store.asked] == [3, 0, 3]
 
 
-def test_a_newer_incarnation_is_obeyed(manifest: Of) -> None:
-    store = Store()
-    store.fail = [Fenced("a newer one")]
-    with pytest.raises(Fenced):
-        store.commit(manifest(1, staged=(staged(1),)))
+ANSWERS = {
+    "a newer incarnation": (Fenced("a newer one"), Fenced, "a newer one"),
+    "it went back, and what is missing is not written again": (
+        LedgerBehind(2), Halt, rf"^{LEDGER} has checkpoint 2 for subtask 0, but checkpoint 6 was committed"),
+    "the pipeline was reset": (
+        ForeignLedger("another"), Halt,
+        rf"^{LEDGER} was begun for another checkpoint topic, with id another; this one has id topic"),
+    "it is gone": (ForeignLedger(""), Halt, rf"^{LEDGER} is gone, .* restored from a backup. Run again"),
+}  # fmt: skip
 
 
-def test_a_store_that_goes_back_during_a_run_is_noticed(manifest: Of) -> None:
-    """What is missing there was committed once: neither written again nor left out in silence."""
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_ledger_that_changed_during_a_run_ends_it(manifest: Of, answer: str) -> None:
+    error, kind, said = ANSWERS[answer]
     store = Store()
-    store.fail = [LedgerBehind(2)]
-    with pytest.raises(Halt, match=rf"^{LEDGER} has checkpoint 2 for subtask 0, but checkpoint 6 was committed"):
+    store.fail = [error]
+    with pytest.raises(kind, match=said):
         store.commit(manifest(7, staged=in_order([staged(7)], {("db", 0): 6}, {})))
-
-
-def test_a_leader_that_outlives_a_reset_halts(manifest: Of) -> None:
-    """Whatever it had decided belongs to a topic that the ledger does not know any more."""
-    store = Store()
-    store.fail = [ForeignLedger("another")]
-    said = rf"^{LEDGER} was begun for another checkpoint topic, with id another; this one has id topic"
-    with pytest.raises(Halt, match=said):
-        store.commit(manifest(1, staged=(staged(1),)))
-
-
-def test_a_ledger_that_is_gone_halts(manifest: Of) -> None:
-    """What the next run does about it, its fence says: it compares."""
-    store = Store()
-    store.fail = [ForeignLedger("")]
-    with pytest.raises(Halt, match=rf"^{LEDGER} is gone, .* restored from a backup. Run again"):
-        store.commit(manifest(1, staged=(staged(1),)))
 
 
 @pytest.mark.parametrize(

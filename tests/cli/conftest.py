@@ -308,13 +308,13 @@ class Orders:
     def reset(self) -> None:
         self.command.done("reset", self.name, "--yes", "--force")
 
-    def begun_elsewhere(self) -> Callable[[], Outcome]:
+    def begun_elsewhere(self) -> Callable[..., Outcome]:
         """A run has begun on `other-host`. What is returned has it write a heartbeat, and raises `Fenced` if it was."""
         topic = find_topic(self.config.confluent(), self.name)
         log, requests = DecisionLog(self.name, topic, SystemClock()), LogRequests(self.config, topic)
         drive(log.open(), requests)
         drive(log.begin("other-host", 1), requests)
-        return lambda: drive(log.heartbeat(), requests)
+        return lambda **more: drive(log.heartbeat(**more), requests)
 
     def history(self) -> History:
         return read_history(self.config.confluent(), self.name)

@@ -33,9 +33,10 @@ def history(incarnation: Incarnation, *manifests: Manifest, finalized: bool = Tr
 
 def test_a_run_that_has_ended_behind_a_savepoint() -> None:
     """Whoever asked for a savepoint and the end has got both, though another request was seen; also if a run has begun
-    since that has decided nothing."""
+    since that has decided nothing. One that was there when the request was made is none."""
     found = history(ENDED, SAVEPOINT)
     assert ended_behind(found, 3) == ended_behind(found, 2) == SAVEPOINT
+    assert ended_behind(found, 4) is None
     found.admit(msgspec.structs.replace(ENDED, incarnation=4, ended=False))
     assert ended_behind(found, 3) == SAVEPOINT
 
@@ -55,11 +56,6 @@ def test_a_run_that_has_ended_behind_a_savepoint() -> None:
 )
 def test_an_end_that_is_none_behind_a_savepoint(found: History) -> None:
     assert ended_behind(found, 3) is None
-
-
-def test_a_savepoint_of_a_run_before() -> None:
-    """It was there when the request was made: the run that was asked has ended without one."""
-    assert ended_behind(history(ENDED, SAVEPOINT), 4) is None
 
 
 def test_a_newer_decision_that_cannot_be_read() -> None:
@@ -122,3 +118,12 @@ def test_who_waits_no_longer(
     with pytest.raises(NotAnswered if how is None else type(how)) as raised:
         call()
     assert said in (str(raised.value) if how is None else capsys.readouterr().err)
+
+
+def test_a_silent_run_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a heartbeat it may be restarting; only one that has said that it ended is over."""
+    monkeypatch.setattr(asking, "Mailbox", _Deaf)
+    for newest, said in ((LIVING, "The run, which is silent, has not done"), (ENDED, "The run of p has ended")):
+        monkeypatch.setattr(asking, "read_history", lambda *args, newest=newest: history(newest, SAVEPOINT))
+        with pytest.raises(NotAnswered, match=said):
+            asking.delete(CONFIG, "p", 41, 0)

@@ -52,6 +52,13 @@ def test_what_only_stores_have_is_not_judged() -> None:
     assert [exit_code(nothing), exit_code(part)] == [2, 0]
 
 
+def test_checkpoints_of_a_pipeline_that_reads_nothing() -> None:
+    """An idle pipeline keeps only these, and the oldest never has one before it: that is no output that was missed."""
+    idle = AuditReport("totals", [5, 6], 0, 0, [], ["checkpoint 4 began at checkpoint 3, which is expired"])
+    assert list(as_text(idle))[-1] == "totals: checkpoints 5 to 6: they read no records, nothing was compared."
+    assert exit_code(idle) == 2
+
+
 def test_machines_get_all_of_it() -> None:
     report = as_json(REPORT)
     assert report["checkpoints"] == [4, 5, 6]

@@ -137,15 +137,6 @@ def test_a_disk_that_is_not_mounted(folder: str, orders: Orders, root: Path) -> 
 
 
 @pytest.mark.exhaustive
-def test_what_a_crash_leaves_is_committed(orders: Orders, root: Path) -> None:
-    orders.killed_at("coordinator-decided", *settings(root))
-    orders.command.done("transactions", "commit", orders.name, "--take-over")
-    orders.command.done("transactions", "list", orders.name)
-    orders.ran(*settings(root))
-    assert len(orders.totals()) == 700
-
-
-@pytest.mark.exhaustive
 def test_reset(orders: Orders, root: Path) -> None:
     orders.ran(*settings(root))
     assert files(root)

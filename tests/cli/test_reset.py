@@ -89,7 +89,7 @@ def last_checkpoint(ended: Ended) -> dict[str, object]:
 @pytest.mark.broker
 def test_reset(orders: Orders) -> None:
     orders.command.refused(f"{orders.name} has no checkpoints", "reset", orders.name, "--yes")
-    orders.ran()
+    orders.ran("--checkpoint-partitions", "3")
     other, admin = f"{orders.name}-totals", orders.kafka.admin()
     elsewhere = [TopicPartition(other, partition, 3) for partition in range(2)]
     group = ConsumerGroupTopicPartitions(orders.name, elsewhere)
@@ -101,20 +101,13 @@ def test_reset(orders: Orders) -> None:
     assert f"{orders.name} has forgotten everything; its next run begins anew.\n" in ended.out
     assert topics(orders) == {"-orders", "-totals", ".checkpoints"}
     assert not has_checkpoints(orders)
+    assert find_topic(orders.config.confluent(), orders.name).partitions == 3
     assert max(group_offsets(orders, f"{orders.name}-orders")) < 0
     assert group_offsets(orders, other) == [3, 3]
     assert len(orders.totals()) == 700
     assert "none, and all state" in orders.command.done("reset", "orders:pipeline", "--yes").out
     assert last_checkpoint(orders.ran())["records_committed"] == 700
     assert len(orders.totals()) == 1_400
-
-
-@pytest.mark.exhaustive
-@pytest.mark.broker
-def test_the_topic_that_is_made_anew(orders: Orders) -> None:
-    orders.ran("--checkpoint-partitions", "3")
-    orders.command.done("reset", orders.name, "--yes")
-    assert find_topic(orders.config.confluent(), orders.name).partitions == 3
 
 
 class Typed(io.StringIO):

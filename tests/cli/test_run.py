@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
@@ -70,15 +71,20 @@ def test_parameters_and_options(orders: Orders) -> None:
 @pytest.mark.exhaustive(but=["15"])
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_clean_stop(orders: Orders, stop: signal.Signals) -> None:
+    """The workers get the signal too, and before the coordinator does: a terminal and systemd send it to all."""
     options = ("--checkpoint-interval", "100ms", "--stop-timeout", "10m")
     with orders.command.start("run", "orders:pipeline", *options) as process:
         committed = 0
         while committed < len(TOTALS):
             committed += awaited("checkpoint", process.stderr)["records_committed"]
-        process.send_signal(stop)
+        threads = Path(f"/proc/{process.pid}/task").iterdir()
+        workers = [int(each) for thread in threads for each in (thread / "children").read_text().split()]
+        for each in (*workers, process.pid):
+            os.kill(each, stop)
+        assert workers
         told = list(events(process.stderr))
         assert process.wait(LIMIT_S) == 0
-    assert any(str(event.get("text")).startswith("stopping behind a last checkpoint") for event in told)
+    assert any(str(event.get("text")).startswith("stopping after a last checkpoint") for event in told)
     assert [event for event in told if event["event"] == "checkpoint"][-1]["kind"] == "final"
     assert_exact(orders)
 
@@ -125,7 +131,7 @@ def test_in_a_terminal(orders: Orders) -> None:
     os.close(ours)
     assert f"{orders.name}: incarnation 1, from checkpoint 0" in shown
     assert " records/s   lag " in shown
-    assert "stopping behind a last checkpoint" in shown
+    assert "stopping after a last checkpoint" in shown
     assert "{" not in shown
 
 

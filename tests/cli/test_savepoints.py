@@ -187,7 +187,7 @@ def test_an_export_of_a_run_with_long_intervals(
     """Where it goes from the topic later than one waits for it, one is told where it was exported to all the same."""
     (tmp_path / "backups").mkdir()
     delete = asking.delete
-    monkeypatch.setattr(asking, "delete", lambda config, name, number, _: delete(config, name, number, 1_000))
+    monkeypatch.setattr(asking, "delete", lambda config, name, number, _, say: delete(config, name, number, 1_000, say))
     with orders.running("--checkpoint-interval", "10m", until='"event": "started"'):
         wait_until(orders.lives)
         ended = orders.command("savepoint", orders.name, "--to", f"file://{tmp_path}/backups")

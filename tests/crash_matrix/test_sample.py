@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from cells import Cell, cells, try_cell
 from crossing import SHAPES, SINKS
 from rows import ALIGNED, MODES, PROMISES, ROWS, UNALIGNED, Crash
+from running import DESCRIPTORS, Run
 
 from exactlyonce.pipeline.failpoints import NAMES
 
@@ -38,6 +40,15 @@ BY_NAME = {cell.name: cell for cell in cells()}
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_cell(name: str, servers: Any) -> None:
     assert try_cell(BY_NAME[name], servers) > 0
+
+
+def test_a_run_may_open_no_more_than_from_a_shell() -> None:
+    """A client that is not freed shows within some checkpoints."""
+    run = Run("127.0.0.1:1", "nobody")
+    try:
+        assert resource.prlimit(run.process.pid, resource.RLIMIT_NOFILE)[0] == DESCRIPTORS
+    finally:
+        run.wait()
 
 
 def is_there(shown: str) -> bool:

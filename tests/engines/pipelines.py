@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from exactlyonce import Codec, Context, Emit, Output, Pipeline, Stream
+from exactlyonce import Codec, Context, Emit, Output, Pipeline, SideEmit, Stream
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink
 
@@ -322,9 +322,14 @@ def split(order: Order, emit: Emit[Order]) -> None:
         emit(order)
 
 
-def twice(count: int | None, order: Order) -> tuple[int | None, list[str]]:
+THIRD = Output("third", Order)
+
+
+def twice(count: int | None, order: Order, emit: SideEmit) -> tuple[int | None, list[str]]:
     """Every customer's third order ends its state; each order gives its number, and once more for the third."""
     number = (count or 0) + 1
+    if number == 3:
+        emit(order, THIRD)
     return (None if number == 3 else number), [f"{order.id}:{number}"] * (2 if number == 3 else 1)
 
 
@@ -338,13 +343,14 @@ def everything(name: str, log: str) -> Pipeline:
     records.sink("echo", KafkaSink(f"{name}-echo"))
     both = orders.process("split", split, outputs=[LATE])
     both.side(LATE).sink("late", KafkaSink(f"{name}-late", key=lambda order: str(order.id)))
-    (
+    numbers = (
         both.union(pipeline.source("more", KafkaSource(f"{name}-more", value=Order)))
         .flat_map(lambda order: [order, order], output=Order)
         .key_by(lambda order: order.customer)
-        .stateful_flat_map("twice", twice)
-        .sink("numbers", KafkaSink(f"{name}-numbers"))
+        .stateful_flat_map("twice", twice, outputs=[THIRD])
     )
+    numbers.sink("numbers", KafkaSink(f"{name}-numbers"))
+    numbers.side(THIRD).sink("third", KafkaSink(f"{name}-third", key=lambda order: order.customer))
     (
         orders.map(lambda order: Pair(order.customer, order.total), output=Pair)
         .key_by(lambda pair: pair.customer)
@@ -360,6 +366,36 @@ def starting(name: str, start: str) -> Pipeline:
     position: Any = {0: 60} if start == "offsets" else start
     source = KafkaSource(f"{name}-in", value=bytes, start=position)
     pipeline.source("orders", source).sink("out", KafkaSink(f"{name}-out"))
+    return pipeline
+
+
+class Odd(msgspec.Struct):
+    """Fields of an order, so that only the class says what it is."""
+
+    id: int
+    customer: str
+    total: int
+
+
+def odd(order: Order) -> Odd:
+    return Odd(order.id, order.customer, order.total)
+
+
+def untagged(name: str, pause_ms: int) -> Pipeline:
+    """Orders of two classes without tags, dealt by customer to a running total that knows each class by its number."""
+    pipeline = Pipeline(name)
+
+    def add_slowly(total: int | None, order: Order | Odd) -> tuple[int, Total]:
+        if isinstance(order, Odd) != bool(order.id % 2):
+            raise ValueError(f"{order} is of another class than it was")
+        time.sleep(pause_ms / 1000)
+        total = (total or 0) + order.total
+        return total, Total(order.id, order.customer, total)
+
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    odds = orders.filter(lambda order: order.id % 2).map(odd)
+    both = orders.filter(lambda order: not order.id % 2).union(odds).key_by(lambda order: order.customer)
+    both.stateful_map("totals", add_slowly).sink("out", KafkaSink(f"{name}-out", key=_by_customer))
     return pipeline
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import queue
+import resource
 import signal
 import subprocess
 import sys
@@ -26,8 +27,8 @@ from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, Committed, KafkaCluster
 
 HERE = Path(__file__).parent
 QUICK = ("--checkpoint-interval", "200ms", "--stop-timeout", "10m")
-MARKERS_S = 60
-"""How long a commit that was answered may take to be visible: its markers are written after the answer."""
+DESCRIPTORS = 1024
+"""A run may open so many, as one from a shell may."""
 Fed = list[tuple[str, str]]
 
 
@@ -35,13 +36,12 @@ class Run:
     def __init__(self, servers: str, target: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, "-m", "exactlyonce.cli.main", "run", target, "--bootstrap-servers", servers]
         self.process = subprocess.Popen(
-            [*command, "--json", "--verbose", *arguments],
-            cwd=HERE,
-            env={**os.environ, **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+            [*command, "--json", "--verbose", *arguments], cwd=HERE, env={**os.environ, **(env or {})},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        # Before it starts any worker: these inherit it.
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
         self.events: list[dict[str, Any]] = []
         self.text: list[str] = []
         """What it wrote to stderr that is no event."""
@@ -235,7 +235,7 @@ def _aborts(job: Run, since_ms: int) -> bool:
 
 def visible(kafka: KafkaCluster, topic: str, count: int) -> list[Committed]:
     """What readers of *topic* see, once it is *count* records; or fewer, if no more become visible in time."""
-    deadline = time.monotonic() + MARKERS_S
+    deadline = time.monotonic() + LIMIT_S
     while len(found := kafka.read_committed(topic)) < count and time.monotonic() < deadline:
         time.sleep(0.05)
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from pipelines import linear
-from running import HERE, QUICK, Ended, Job, run_here, stop, visible
+from running import HERE, QUICK, Ended, Job, run_here, visible
 from test_input_topics import delete
 from waiting import succeeds, until
 
@@ -114,7 +114,7 @@ def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> 
     job.feed(50)
     ended = job.finish()
     assert next(event["skipped"] for event in ended.events if event["event"] == "ended") == 1_500
-    assert 1 < ended.said.count("skipped: ") <= 100, "a few for each batch"
+    assert ended.said.count("skipped: source 'orders': ") >= 1, "what is not named shares a line"
     assert ended.text == []
     job.assert_totals()
 
@@ -129,7 +129,7 @@ def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
     said = job.finish_here("--skip", f"{job.topic}:0:7000", *choice.split())
     assert f"skipped: source 'orders': the record at {job.topic}[0] offset 42, as asked for by --skip" in said
     job.feed(10)
-    job.finish_here(*choice.split())
+    assert f"{choice}: the run goes on behind that record" in job.finish_here(*choice.split())
     del job.fed[42]
     job.assert_totals()
     history = job.history()
@@ -284,23 +284,6 @@ def test_operators_come_but_do_not_go_unnoticed(kafka: KafkaCluster, job_of: Job
     job.assert_totals()
     assert [record.value for record in visible(kafka, f"{job.name}-count", 17)] == [b"1"] * 17
     assert "'count'" in job.finish_here(code=USER)
-
-
-@pytest.mark.exhaustive  # test_zombies.py has a coordinator that is replaced
-def test_two_instances(job_of: JobOf) -> None:
-    job = job_of("linear")
-    job.feed(1000)
-    older = job.start()
-    older.await_checkpoint()
-    newer = job.start()
-    newer.await_event(lambda event: event["event"] == "started")
-    job.feed(1000)
-    assert older.wait() == 5
-    assert f"process {newer.process.pid}" in older.said
-    newer.await_checkpoint()
-    stop(newer)
-    job.finish_here()
-    job.assert_totals()
 
 
 @pytest.mark.exhaustive

@@ -70,18 +70,11 @@ class States:
         node = self.graph.node("totals")
         tables = [
             table_of(
-                node,
-                self.graph,
-                parallelism,
-                each,
-                manifest,
-                reader,
-                touched[each],
-                drops_fields=False,
+                node, self.graph, parallelism, each, manifest, reader, touched[each], drops_fields=False,
                 backend=HashMapBackend(),
             )
             for each in range(parallelism)
-        ]
+        ]  # fmt: skip
         return tables, reader.read
 
     def write(self, checkpoint: int, base: int, tables: Sequence[Table[Any]]) -> tuple[Manifest, set[BlockRef]]:

@@ -155,7 +155,7 @@ def test_a_wrong_file_is_an_error_that_names_the_place(text: str, mistake: str, 
         ({"restart": "none"}, "restart is 'none': write a dict, as {\"strategy\""),
         ({"kafka": "x"}, "has to be a dict"),
         ({"unaligned": "yes"}, "unaligned is 'yes': write true or false"),
-        ({"interval": "1s"}, "no option 'interval'. Options are: .*checkpoint_interval"),
+        ({"interval": "1s"}, "no option 'interval'. Options are: .*checkpoint_interval.*log_level.*on_event"),
         ({"from_savepoint": 1, "map": "x"}, "map is 'x': write a name for each name"),
         ({"from_savepoint": 1, "map": 5}, "is 5: write a name for each name"),
         ({"from_savepoint": 1, "map": ["ab"]}, "is \\['ab'\\]: write a name for each name"),
@@ -198,7 +198,7 @@ def test_keywords_are_called_as_on_the_command_line() -> None:
 
 OTHERS: dict[str, dict[str, Any]] = {
     "run": {
-        "parallelism": 2, "until": "latest", "repair": "halt", "checkpoint_partitions": 9,
+        "parallelism": 2, "until": "latest", "standby": True, "repair": "halt", "checkpoint_partitions": 9,
         "from_savepoint": "s3://bucket/prefix/1", "map": {"sums": "totals"}, "allow_dropped_state": True,
     },
     "checkpoint": {

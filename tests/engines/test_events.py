@@ -14,10 +14,11 @@ import pytest
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.decision_log import fenced
 from exactlyonce.checkpoint.records.manifest import Incarnation
+from exactlyonce.checkpoint.succession import Awaited
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.engines.bounded.submit import perform, settled
 from exactlyonce.engines.events import Selection, ending
-from exactlyonce.engines.local.reporting import JsonReporter
+from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, TerminalReporter
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Halt, RecordError
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.testing.cluster import KafkaCluster
@@ -37,6 +38,20 @@ def test_a_takeover_says_by_whom() -> None:
     told = ending(fenced("p", 2, NEWEST), "p", str)
     assert (told["event"], told["by_incarnation"], told["by_host"], told["by_process"]) == ("taken_over", 3, "h2", 7)
     assert "by_host" not in ending(fenced("p", 3, NEWEST), "p", str), "who begins is not in the log yet"
+
+
+def test_a_standby_says_for_whom_it_waits() -> None:
+    """To programs in an event of its own, to people in words; another run's pause is a note."""
+    told = list[Mapping[str, Any]]()
+    report = Report("p", EventReporter(told.append), str)
+    report.awaits(Awaited(NEWEST, None))
+    report.awaits(Awaited(NEWEST, 4_000))
+    standby, note = told
+    assert (standby["event"], standby["incarnation"], standby["host"], standby["process"]) == ("standby", 3, "h2", 7)
+    assert (note["event"], "for 4 s" in note["text"]) == ("note", True)
+    stream = io.StringIO()
+    TerminalReporter(stream).event(standby)
+    assert stream.getvalue() == f"{standby['text']}\n"
 
 
 @pytest.mark.parametrize("error", [RecordError("bad", operator="in", offset=3), RecordError("bad")])

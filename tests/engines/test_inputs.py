@@ -95,13 +95,9 @@ def source(has: int) -> tuple[SourceInput, Few, list[float]]:
     now = [100.0]
     reader = Few(has, lambda: now[0])
     read = SourceInput(
-        "in",
-        cast("SourceReader", reader),
-        cast("Readable", Numbers()),
-        lambda _: None,
-        Activity(),
+        "in", cast("SourceReader", reader), cast("Readable", Numbers()), lambda _: None, Activity(),
         now_s=lambda: now[0],
-    )
+    )  # fmt: skip
     return read, reader, now
 
 

@@ -235,6 +235,39 @@ def test_what_lies_before_a_barrier_is_taken_however_much_goes_round(monkeypatch
     assert head.subtask.busy
 
 
+def test_a_barrier_gets_through_to_a_closed_channel_and_nothing_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else no checkpoint completes behind two shuffles while a loop further on is crowded: for hours, perhaps."""
+    monkeypatch.setattr(task, "ROUND_RECORDS_MAX", 0)
+    head, before = Head(pause_ms=500), Head()
+    sent: list[str] = []
+
+    def send_on(batch: Batch) -> None:
+        sent.extend(batch.records)
+        head.send(head.new, *batch.records)
+
+    cast(Any, before.subtask.inputs[0]).push = send_on
+    before.subtask.outputs = [head.new]
+    before.subtask._outlets = [Outlet(head.new)]
+    head.send(head.loop, "r1")
+    head.steps()
+    before.send(before.new, "n1")
+    before.steps()
+    assert (sent, before.new.room) == ([], 0), "what is closed closes what leads there"
+    frame = BarrierFrame(1, 0)
+    for each in (head, before):
+        each.subtask.triggered(frame, None)
+    before.new.send_barrier(frame)
+    before.send(before.new, "n2")
+    before.steps()
+    assert (sent, head.steps()) == (["n1"], ["n1"])
+    assert [each.subtask.alignment.checkpoint_latest for each in (before, head)] == [1, 1]
+    head.loop.took(1, 1)
+    assert head.steps() == []
+    before.steps()
+    assert before.new.room, "it is open again"
+    assert sent == ["n1", "n2"]
+
+
 def test_nothing_comes_round_behind_the_last_barrier() -> None:
     head = Head()
     frame = BarrierFrame(1, 0)

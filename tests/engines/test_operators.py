@@ -38,6 +38,8 @@ def test_everything(parallelism: int, kafka: KafkaCluster, job_of: JobOf, tmp_pa
     per_customer = Counter(order["customer"] for order in doubled)
     numbers = sum(2 * n + 2 * n // 3 for n in per_customer.values())
     assert len(visible(kafka, f"{job.name}-numbers", numbers)) == numbers, "each twice, every third once more"
+    third = Counter({customer: 2 * n // 3 for customer, n in per_customer.items() if n > 1})
+    assert seen(job, "third", third.total(), "customer") == third
     largest: dict[str, int] = {}
     for record in visible(kafka, f"{job.name}-largest", 600):
         pair = json.loads(record.value or b"")

@@ -99,16 +99,18 @@ def test_a_function_of_a_sink_that_raises_is_told_as_the_users(store: str) -> No
     assert "on the record at orders[2] offset 11. The job has stopped before it; nothing is lost. Fix the func" in said
 
 
-@pytest.mark.parametrize("argument", ["key", "headers"])
+@pytest.mark.parametrize("argument", ["key", "headers", "timestamp"])
 def test_a_function_of_a_sink_that_finds_nothing_cuts_nothing_short(argument: str) -> None:
     """StopIteration would be the end of the batch for who maps over it."""
 
     def nothing(total: Total) -> Any:
         return next(each for each in (total.customer,) if each)
 
+    given: Any = 5 if argument == "timestamp" else [("a", b"1")]
+
     make: Any = KafkaSink
     encoder = make("totals", **{argument: nothing}).encoder(Total)
-    said = refusal(encoder, Total([("a", b"1")], 1), Total("", 1), Total([("a", b"1")], 1))
+    said = refusal(encoder, Total(given, 1), Total("", 1), Total(given, 1))
     assert said.startswith(f"{argument}= of sink 'table' raised StopIteration")
     assert "offset 11" in said
 

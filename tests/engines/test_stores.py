@@ -121,7 +121,7 @@ def test_a_stop_while_the_store_is_away(stored: Stored) -> None:
     run.await_event(lambda event: "waiting for the store of sink 'rows'" in event.get("text", ""))
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() == StoppedShort.exit_code, run.said
-    assert "none was complete within 1000 ms (stop_timeout" in run.said
+    assert "none was complete within stop_timeout (--stop-timeout), 1000 ms" in run.said
     assert "whose commit it takes up" in run.said
     again = stored.job.start()
     again.await_event(lambda event: "waiting for the store of sink 'rows'" in event.get("text", ""))

@@ -77,8 +77,10 @@ def finish(job: Job, parallelism: int, *arguments: str) -> None:
     job.assert_totals()
 
 
-def test_what_is_on_its_way_is_listed_and_restored(full: Full, capsys: pytest.CaptureFixture[str]) -> None:
-    job = full("slow_behind_a_shuffle")
+@pytest.mark.exhaustive(but=["untagged"])
+@pytest.mark.parametrize("target", ["slow_behind_a_shuffle", "untagged"])
+def test_what_is_on_its_way_is_listed_and_restored(target: str, full: Full, capsys: pytest.CaptureFixture[str]) -> None:
+    job = full(target)
     left = kill_with_records_on_their_way(job, 2)
     where = ("--bootstrap-servers", job.kafka.bootstrap_servers)
     assert main(["checkpoints", job.name, *where]) == 0
@@ -92,7 +94,7 @@ def test_what_is_on_its_way_is_listed_and_restored(full: Full, capsys: pytest.Ca
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("target", ["slow_behind_a_shuffle", "two_shuffles", "parting"])
+@pytest.mark.parametrize("target", ["slow_behind_a_shuffle", "two_shuffles", "parting", "untagged"])
 def test_records_on_their_way_are_dealt_anew_with_the_parallelism(target: str, full: Full) -> None:
     job = full(target)
     job.kafka.create_topic(f"{job.name}-more", 2)

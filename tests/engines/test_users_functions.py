@@ -12,10 +12,22 @@ import pytest
 
 from exactlyonce.engines.activity import CHUNK_RECORDS
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.operators import Batch, Filter, FlatMap, KeyBy, Map, Peek, Process, Stateful, record_error
+from exactlyonce.engines.operators import (
+    Batch,
+    Filter,
+    FlatMap,
+    KeyBy,
+    Map,
+    Peek,
+    Process,
+    Stateful,
+    listeners,
+    record_error,
+)
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.keys import canonical_key
+from exactlyonce.pipeline.output import Output
 from exactlyonce.state.table import KeyedTable
 
 ANN = canonical_key("ann")
@@ -162,6 +174,82 @@ def test_outputs_stay_what_they_were(fn: Any, flat: bool, expected: Any, batches
     operator.downstream.append(lambda batch: kept.extend(batch.records))
     assert pushed(operator, *batches) == expected
     assert msgspec.to_builtins(kept) == expected
+
+
+LATE = Output("late", Any)
+
+
+def sided(fn: Callable[..., Any], type_: Any = Basket, *, flat: bool = False) -> tuple[Stateful, list[Batch]]:
+    operator, late = stateful(fn, type_, flat=flat), list[Batch]()
+    listeners(operator, LATE.name).append(late.append)
+    return operator, late
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_function_with_state_emits_to_a_side_output(flat: bool) -> None:
+    """Each record that it emits has the origin of the one that it was called with, beyond a chunk, too."""
+
+    def odd_apart(count: int | None, number: int, emit: Any) -> tuple[int, Any]:
+        if number % 2:
+            emit(number, LATE)
+            emit(-number, LATE)
+        return (count or 0) + 1, [count] if flat else count
+
+    operator, late = sided(odd_apart, int, flat=flat)
+    assert pushed(operator, list(range(COUNT))) == [None, *range(1, COUNT)]
+    (batch,) = late
+    assert batch.records == [each for number in range(1, COUNT, 2) for each in (number, -number)]
+    assert [origin.offset() for origin in batch.origins] == [abs(each) for each in batch.records]
+
+
+def test_outputs_that_are_generated_may_emit() -> None:
+    def generating(state: Basket | None, record: int, emit: Any) -> tuple[None, Iterator[int]]:
+        return None, (emit(each, LATE) or each for each in (record, record + 1))
+
+    operator, late = sided(generating, flat=True)
+    assert pushed(operator, [1, 5]) == [1, 2, 5, 6]
+    assert [(each.records, [origin.offset() for origin in each.origins]) for each in late] == [
+        ([1, 2, 5, 6], [0, 0, 1, 1])
+    ]
+
+
+@pytest.mark.parametrize("batches", [[[1, 2, 3]], [[1], [2], [3]]], ids=["one batch", "three"])
+def test_what_goes_to_a_side_output_stays_what_it_was(batches: list[list[int]]) -> None:
+    """Later records of the key do not change a part of the state that was emitted."""
+
+    def emitting(state: Basket | None, item: int, emit: Any) -> tuple[Basket, int]:
+        state = added(state, item)
+        emit(state.items, LATE)
+        return state, item
+
+    operator, late = sided(emitting)
+    assert pushed(operator, *batches) == [1, 2, 3]
+    assert [record for batch in late for record in batch.records] == GROWN
+
+
+def processing(output: Any) -> Process:
+    return Process("op", lambda record, emit: emit(record, output if record else LATE))
+
+
+def folding(output: Any) -> Stateful:
+    return stateful(lambda state, record, emit: (None, emit(record, output if record else LATE)))
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        (processing("late"), "got 'late', and outputs= declares late"),
+        (processing(Output("other", int)), "got 'other', and outputs= declares late"),
+        (folding(Output("other", int)), "got 'other', and outputs= declares late"),
+        (folding(None), r"emit\(value\) names no output \(late\): return what goes to the main one"),
+    ],
+)
+def test_an_output_that_cannot_be_emitted_to_is_an_error_of_the_record(failing: Any, said: str) -> None:
+    late: list[Batch] = []
+    listeners(failing, LATE.name).append(late.append)
+    with pytest.raises(RecordError, match=rf"raised TypeError: .*{said}.* offset 1\."):
+        pushed(failing, [0, 1])
+    assert not late, "what was emitted for the record before is not sent either"
 
 
 def test_a_record_that_becomes_a_state_stays_what_it_was() -> None:

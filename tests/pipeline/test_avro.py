@@ -52,16 +52,12 @@ class Order(msgspec.Struct, rename="camel"):
 
 
 orders: st.SearchStrategy[Order] = st.builds(
-    Order,
-    id=st.integers(-(2**63), 2**63 - 1),
-    total_sum=st.floats(allow_nan=False),
+    Order, id=st.integers(-(2**63), 2**63 - 1), total_sum=st.floats(allow_nan=False),
     lines=st.lists(st.builds(Line, st.text(), st.integers(0, 9)), max_size=3),
-    at=st.datetimes(timezones=st.just(timezone.utc)),
-    clock=st.times(),
+    at=st.datetimes(timezones=st.just(timezone.utc)), clock=st.times(),
     counts=st.dictionaries(st.text(), st.integers(0, 9), max_size=3),
-    note=st.none() | st.fixed_dictionaries({"text": st.text()}),
-    parent=st.none(),
-)
+    note=st.none() | st.fixed_dictionaries({"text": st.text()}), parent=st.none(),
+)  # fmt: skip
 
 
 @given(orders, st.none() | orders, st.none() | st.integers(0, 2**32 - 1))

@@ -47,16 +47,12 @@ class Thing(msgspec.Struct):
 
 
 things: st.SearchStrategy[Thing] = st.builds(
-    Thing,
-    id=st.integers(-(2**63), 2**63 - 1),
-    colour=st.sampled_from(Colour),
+    Thing, id=st.integers(-(2**63), 2**63 - 1), colour=st.sampled_from(Colour),
     place=st.builds(Place, st.integers(-5, 5), st.floats(allow_nan=False, allow_infinity=False)),
     notes=st.lists(st.fixed_dictionaries({"text": st.text()}), max_size=2),
     at=st.datetimes(timezones=st.just(timezone.utc)),
-    price=st.decimals(allow_nan=False, allow_infinity=False, places=2),
-    raw=st.binary(),
-    parent=st.none(),
-)
+    price=st.decimals(allow_nan=False, allow_infinity=False, places=2), raw=st.binary(), parent=st.none(),
+)  # fmt: skip
 
 
 @given(things, st.none() | things)

@@ -185,6 +185,21 @@ def test_side_outputs() -> None:
     assert [node.id for node in graph.consumers("route", "late")] == ["late-out"]
 
 
+@pytest.mark.parametrize("operator", ["stateful_map", "stateful_flat_map"])
+def test_side_outputs_of_an_operator_with_state(operator: str) -> None:
+    late = Output("late", Order)
+    pipeline = Pipeline("p")
+    keyed = pipeline.source("orders", KafkaSource("orders", value=Order)).key_by(lambda order: order.customer)
+    given = {"state": int, "output": int, "outputs": [late]}
+    totals = getattr(keyed, operator)("totals", lambda total, order, emit: (1, 1), **given)
+    totals.sink("out", PrintSink())
+    totals.side(late).sink("late-out", PrintSink())
+    graph = pipeline.build()
+    assert graph.node("totals").outputs == {"late": Order}
+    assert graph.type_of(graph.node("late-out").inputs[0]) is Order
+    assert "<- totals.late" in graph.explain()
+
+
 def test_branches_read_the_same_output() -> None:
     graph = written(lambda orders: orders.union(orders, orders.map(Enrich), id="all"))
     assert [node.id for node in graph.consumers("orders")] == ["map-after-orders", "all", "all"]

@@ -147,7 +147,14 @@ MISTAKES: dict[str, Write] = {
         "route", lambda order, emit: None, outputs=[late]
     ).side(undeclared),
     "records of output 'late' go nowhere": lambda p, s: s.process("route", lambda order, emit: None, outputs=[late]),
-    "side.. stands on the stream that process.. gave": lambda p, s: s.side(late),
+    "'undeclared' is no output of 't': declare it in stateful_map": lambda p, s: (
+        s.key_by(len).stateful_map("t", lambda state, order, emit: (1, 1), outputs=[late]).side(undeclared)
+    ),
+    r"must take \(state, record, emit\)": lambda p, s: s.key_by(len).stateful_map("t", len, outputs=[late]),
+    r"side\(\) stands on the main stream of an operator with outputs=.* one of source": lambda p, s: s.side(late),
+    "and this is one of a side output": lambda p, s: (
+        s.process("route", lambda order, emit: None, outputs=[late]).side(late).side(late)
+    ),
     "two outputs have the same name": lambda p, s: s.process("r", lambda order, emit: None, outputs=[late, late]),
     "partitioned=True is about the topic that is read": lambda p, s: (
         s.key_by(len).reduce("a", max).key_by(len, partitioned=True).reduce("b", max).sink("out", out)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from typing_extensions import assert_type
 
-from exactlyonce import AvroCodec, Context, Emit, Feedback, Operator, Output, Pipeline, Record, Stream
+from exactlyonce import AvroCodec, Context, Emit, Feedback, Operator, Output, Pipeline, Record, SideEmit, Stream
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
 
@@ -123,6 +123,28 @@ def route(order: Order, emit: Emit[int]) -> None:
 routed = orders.process("route", route, outputs=[late])
 assert_type(routed, Stream[int])
 assert_type(routed.side(late), Stream[Order])
+
+
+def remember(count: int | None, order: Order, emit: SideEmit) -> tuple[int, Total]:
+    emit(order, late)
+    return 1, Total(order.customer, order.total)
+
+
+def remember_all(count: int | None, order: Order, emit: SideEmit) -> tuple[int, list[Total]]:
+    total, emitted = remember(count, order, emit)
+    return total, [emitted]
+
+
+class Remind:
+    def __call__(self, count: int | None, order: Order, emit: SideEmit) -> tuple[int, str]:
+        return 1, order.customer
+
+
+remembered = by_customer.stateful_map("remember", remember, outputs=[late])
+assert_type(remembered, Stream[Total])
+assert_type(remembered.side(late), Stream[Order])
+assert_type(by_customer.stateful_flat_map("remember-all", remember_all, outputs=[late]), Stream[Total])
+assert_type(by_customer.stateful_map("remind", Remind, outputs=[late]), Stream[str])
 
 # loops
 loop = pipeline.feedback("loop", Order)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from exactlyonce import Emit, Output, Pipeline
+from exactlyonce import Emit, Output, Pipeline, SideEmit
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.sinks import KafkaSink, PrintSink
 
@@ -54,6 +54,15 @@ late = Output("late", Order)
 def route(order: Order, emit: Emit[int]) -> None:
     emit("text")  # type: ignore[call-overload]
     emit(5, late)  # type: ignore[misc]
+
+
+def count_all(count: int | None, order: Order, emit: SideEmit) -> tuple[int, int]:
+    emit(order)  # type: ignore[call-arg]
+    emit(5, late)  # type: ignore[misc]
+    return 1, order.id
+
+
+orders.key_by(lambda order: order.id).stateful_map("count", count_all)  # type: ignore[arg-type]
 
 
 loop = pipeline.feedback("loop", Order)

@@ -82,6 +82,8 @@ class Produced:
             if self.loses(batch):
                 self._taken(place, batch, -1)
                 continue
+            if muted_ms := self.muted_ms(batch):
+                yield self.world.clock.monotonic_ms() + muted_ms
             try:
                 answer = self._request(place, batch)
             except NoAnswer:
@@ -132,6 +134,10 @@ class Produced:
     def gives_up(self) -> bool:
         return False
 
+    def muted_ms(self, batch: list[tuple[Any, Any]]) -> int:
+        """How long the broker lets its sender wait."""
+        return 0
+
     def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
         pass
 
@@ -143,6 +149,7 @@ class Produced:
 class SinkProducer(Produced):
     """A `TransactionalProducer`."""
 
+    topic: str
     told: OnFailure
 
     def produce(self, topic: str, value: bytes | None, key: bytes | None, headers: Any = None) -> None:
@@ -164,6 +171,13 @@ class SinkProducer(Produced):
 
     def gives_up(self) -> bool:
         return self.world.faults.fails_delivery()
+
+    def muted_ms(self, batch: list[tuple[Any, Any]]) -> int:
+        return self.world.load.muted_ms(self.process.index, batch) if self.world.load else 0
+
+    def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
+        if self.world.load:
+            self.world.load.leaves(self.topic, self.process.attempt)
 
 
 class Flushing:
@@ -194,7 +208,7 @@ class SimulatedProducers:
                 again=(Error.CONCURRENT_TRANSACTIONS,),
             )  # fmt: skip
             producer = SinkProducer(self.process, transactional_id, answer.producer_id, answer.epoch)
-            producer.told = failed
+            producer.topic, producer.told = self.topic, failed
             self.process.producers.append(producer)
             making.set_result(producer)
             self.process.wake()
@@ -426,11 +440,13 @@ class SimulatedClients:
         self.clock = process.world.clock
         self.blocks = FetchedBlocks()
         self._cost_s, self._spent_s = process.world.rng.choice((0.0, 0.0005, 0.01)), 0.0
+        if process.world.load:
+            self._cost_s = 0.0  # there time passes with what is worked
 
     def monotonic_s(self) -> float:
         """Looking at it takes time, on some machines more than on others: so slices vary."""
         self._spent_s += self._cost_s
-        return self.clock.monotonic_ms() / 1000 + self._spent_s
+        return (self.clock.monotonic_ms() + self.process.busy_ms) / 1000 + self._spent_s
 
     def block_writer(self) -> AttemptBlocks:
         process = self.process

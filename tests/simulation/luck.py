@@ -33,6 +33,8 @@ class Luck:
     """How often a history has local files."""
     parallelism: int | None = None
     output_partitions: int | None = None
+    load: bool = False
+    """Whether records cost time, and what waits for it is judged; see load.py."""
 
 
 _AT_LEAST_ONCE = Luck(
@@ -48,6 +50,11 @@ _CYCLES = Luck(
     chances={"_chance": 0.004, "_request_chance": 0.005, "cleaned_chance": 0.0},
 )
 _CALM = {"_chance": 0.0, "_request_chance": 0.0}
+_LOAD = Luck(
+    chances={**_CALM, "_network_chance": 0.0, "_delivery_chance": 0.0, "_marker_chance": 0.0, "_decided_chance": 0.0,
+        "_remakes": False, "_adds_at": 1 << 60},
+    settings={"interval_ms": 1_000, "timeout_ms": 8_000, "max_concurrent": 1, "tolerable_failed": 0}, load=True,
+)  # fmt: skip
 LUCK = {
     "network": Luck(fates=("crash", "sleep"), chances={"_network_chance": 0.02, "_request_chance": 0.03}),
     "unanswered": Luck(chances={"_chance": 0.0, "_network_chance": 0.01, "ending_factor": 30, "_request_chance": 0.0}),
@@ -174,6 +181,11 @@ LUCK = {
         kinds=("ask_for_savepoint", "delete_savepoint", "crash_coordinator", "kill_writing_worker"),
         chances={"_chance": 0.012, "_network_chance": 0.0, "_request_chance": 0.01, "unread_chance": 0.4},
         settings={"storage": "s3://simulated/blocks", "interval_ms": 20, "max_concurrent": 1}, stores={"harm": ""},
+    ),
+    "constant load": _LOAD,
+    "unaligned load": replace(_LOAD, settings={**_LOAD.settings, "unaligned": True}),
+    "load and crashes": replace(
+        _LOAD, kinds=("kill_worker", "crash_coordinator"), chances={**_LOAD.chances, "_chance": 0.0005},
     ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
     "unaligned stops": Luck(

@@ -12,8 +12,8 @@ from importlib import import_module
 from planting import MUTANTS
 from remembered import forget
 
-for module in ("mutants_of_workers", "mutants_of_channels", "mutants_of_coordinators", "mutants_of_stores"):
-    import_module(module)  # enters its own
+for place in ("workers", "channels", "coordinators", "stores", "load"):
+    import_module(f"mutants_of_{place}")  # enters its own
 
 
 __all__ = ["MUTANTS", "SAMPLE", "planted"]

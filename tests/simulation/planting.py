@@ -23,11 +23,14 @@ ABORTED = r"is aborted though it is decided"
 TOMBSTONED = r"stands on block .*, which is tombstoned"
 UNCOMMITTED = r"is finalized though it is not committed"
 UNNAMED = r"is committed though no durable record names it"
+LATE = r"no checkpoint completes within \d+ ms"
+CROWDED = r"\d+ records wait before \w+, and \d+ at most leave it in \d+ ms"
 RETAKEN = r"is used again before its checkpoint is finalized"
 
 WRONG = f"{STATE}|{COUNT}"
 LOST_OR_TWICE = f"{WRONG}|{TWICE_ON_ITS_WAY}"
 REPEATED = f"{DISORDER}|{TWICE}"
+OVERLOADED = f"{LATE}|{CROWDED}"
 
 Patch = AbstractContextManager[Any]
 Patches = Callable[[], Iterable[Patch]]

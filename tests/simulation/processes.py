@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 IDLE_MS = 60
 """A loop with nothing to do comes round so often; it is woken when there is."""
+IDLE_UNDER_LOAD_MS = 10
+"""Where it takes time that records of a source gather, as with the one that ships."""
 
 
 class Scale:
@@ -88,6 +90,10 @@ class Process:
     def __init__(self, world: World, coordinator: SimulatedCoordinator, attempt: Attempt, index: int) -> None:
         self.world, self.coordinator, self.attempt, self.index = world, coordinator, attempt, index
         self.alive, self.paused_until_ms = True, 0
+        self.busy_ms = 0
+        """What the records of the turn that goes on have cost."""
+        self._busy_until_ms = 0
+        """Until what those of the last one cost is over."""
         self.is_gone = False
         """Whether its ends of channels are closed."""
         self.transaction_timeout_ms = world.transaction_timeout_ms
@@ -124,9 +130,20 @@ class Process:
         self.world.seen["restored records on their way"] += any(each.restored for each in worker.built.subtasks)
         self.coordinator.hear(self, "restored")
         while worker.running:
-            yield None if worker.turn() else self.world.clock.monotonic_ms() + IDLE_MS
+            yield self._turned(worker)
         worker.close()
         self.is_gone = True
+
+    def _turned(self, worker: Worker) -> int | None:
+        """A turn of its loop; when the next is due."""
+        load, now_ms = self.world.load, self.world.clock.monotonic_ms()
+        if load:
+            load.begins_turn(self)
+        moved, self._busy_until_ms = worker.turn(), 0
+        if self.busy_ms:
+            self._busy_until_ms, self.busy_ms = now_ms + self.busy_ms, 0
+            return self._busy_until_ms
+        return None if moved else now_ms + (IDLE_UNDER_LOAD_MS if load else IDLE_MS)
 
     def execute(self, job: Steps) -> None:
         self._jobs.append(job)
@@ -140,7 +157,7 @@ class Process:
         self._executing = False
 
     def wake(self) -> None:
-        self._asleep.wake_ms = 0
+        self._asleep.wake_ms = self._busy_until_ms
 
     # --- what its coordinator says ------------------------------------------------------------------------------
 

@@ -45,6 +45,8 @@ def _walk(topology: Topology, ways: dict[str, list[str]], origin: str, offset: i
                 mark = marked(step.id)
                 ways[step.id] = [way for way in come if way.count(mark) >= offset % 4]
                 ways[f"{step.id}~"] = [f"{way}{mark}" for way in come if way.count(mark) < offset % 4]
+            case "called":
+                ways[step.id], ways[f"{step.id}~"] = come, []
             case _:
                 ways[step.id] = come
 
@@ -79,6 +81,8 @@ class Readers:
         """How many were visible before, where that may be."""
         self.rescaled = False
         """Whether there were more or fewer subtasks before: what went round then comes in any order."""
+        self._retried = bool(topology.of("called"))
+        """Whether records wait for a service, and others pass them."""
         self._count_before = {
             step.id: next((e for e in topology.of("count", "tally") if e.id == step.inputs[0]), None)
             for step in topology.of("sink", "store")
@@ -121,7 +125,8 @@ class Readers:
         if name in self._shown[sink]:
             raise Broken(f"{_it(event)} is visible twice in {sink}")
         stream = (sink, *place, event.way, event.first, event.second)
-        if offset <= self._newest.get(stream, -1) and not (self.rescaled and ROUND in event.way):
+        any_order = self._retried or (self.rescaled and ROUND in event.way)
+        if offset <= self._newest.get(stream, -1) and not any_order:
             raise Broken(f"{_it(event)} comes out of order in {sink}")
         count = self._count_before[sink]
         if count is not None:

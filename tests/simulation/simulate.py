@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from luck import LUCK
-from topologies import ANY_STORE, LOOP_SHAPES, NAMED_SHAPES, SHAPES
+from topologies import ANY_LOAD, ANY_STORE, LOOP_SHAPES, NAMED_SHAPES, SHAPES
 from watched import Broken
 from world import replay_command, simulate
 
@@ -34,16 +34,18 @@ ANY = "any"
 """In place of a luck: the seed says which, and with which topology."""
 
 
-def _shapes(luck: str) -> list[str | None]:
+def shapes_of(luck: str) -> list[str | None]:
     """With which topologies it means something; None: as drawn."""
     if "cycles" in luck:
         return [*LOOP_SHAPES]
+    if LUCK[luck].load:
+        return [ANY_LOAD]
     return [ANY_STORE] if LUCK[luck].stores else [None]
 
 
 KINDS: list[tuple[str | None, str | None]] = [
     (None, None), (ANY_STORE, None), ("stateless", "at least once"),
-    *((shape, luck) for luck in LUCK for shape in _shapes(luck)),
+    *((shape, luck) for luck in LUCK for shape in shapes_of(luck)),
 ]  # fmt: skip
 """Topology and luck: what a seed alone draws is aligned, exactly once, without stores, loops or savepoints."""
 
@@ -81,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="replay one seed, with its trace")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run (default: 100)")
     parser.add_argument("--start", type=int, default=0, help="the first of them (default: 0)")
-    parser.add_argument("--shape", choices=[*SHAPES, *NAMED_SHAPES, ANY_STORE], help="one topology only")
+    parser.add_argument("--shape", choices=[*SHAPES, *NAMED_SHAPES, ANY_STORE, ANY_LOAD], help="one topology only")
     parser.add_argument(
         "--luck", choices=[*LUCK, ANY], help="one kind of fault above all; see luck.py; any: each in turn, by the seed"
     )

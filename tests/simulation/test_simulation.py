@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from luck import HARMS, LUCK
 from mutants import MUTANTS, SAMPLE
-from simulate import ANY, KINDS, kind, main
-from topologies import ANY_STORE, LOOP_SHAPES, SHAPES
+from simulate import ANY, KINDS, kind, main, shapes_of
+from topologies import ANY_LOAD, ANY_STORE, LOOP_SHAPES, SHAPES
 from world import lived, replay_command, simulate
 
 FAULTS = {
@@ -76,7 +76,7 @@ def test_no_fault_breaks_an_invariant(seeds: int, met: set[str]) -> None:
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("luck", LUCK)
 def test_no_luck_breaks_an_invariant(luck: str, seed: int) -> None:
-    simulate(seed, SHAPES_OF.get(luck, ANY_STORE if LUCK[luck].stores else None), luck)
+    simulate(seed, SHAPES_OF.get(luck, shapes_of(luck)[0]), luck)
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_the_pace_and_what_was_met_are_told(capsys: pytest.CaptureFixture[str]) 
 def test_one_command_soaks_everything(capsys: pytest.CaptureFixture[str]) -> None:
     found = [kind(seed, None, ANY) for seed in range(100, 100 + len(KINDS))]
     assert {luck for _, luck in found} == {*LUCK, None}
-    assert {*LOOP_SHAPES, ANY_STORE, "stateless", None} == {shape for shape, _ in found}
+    assert {*LOOP_SHAPES, ANY_STORE, ANY_LOAD, "stateless", None} == {shape for shape, _ in found}
     loops = [(shape, luck) for shape, luck in found if luck is not None and "cycles" in luck]
     assert all(shape in LOOP_SHAPES for shape, _ in loops)
     unaligned = next(seed for seed in range(100, 200) if kind(seed, None, ANY) == (None, "unaligned"))

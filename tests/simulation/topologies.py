@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial, wraps
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -26,6 +26,8 @@ ROUND = "@"
 CYCLE = 7
 """A key's total begins again after so many: its state is deleted then."""
 MAX_PARALLELISM = 8
+KEYS_UNDER_LOAD = 20
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -57,6 +59,7 @@ class Step:
     - union: passes on what its inputs give.
     - again: passes records to its side output, "<id>~", until its mark is in `way` as often as the offset modulo 4
       says, each time with its id and the mark; then on.
+    - called: calls a service: passes records on, or, while that is away, to its side output, "<id>~", as they are.
     - loop: passes on what its input gives, which comes after it: a back edge. That of id "back" rests a while.
     - count: appends to `totals` how many records of the same key it has had, 1 to `CYCLE` and again.
     - tally: likewise; its state is a mutable one.
@@ -161,6 +164,21 @@ def _again(id: str, output: Output[Event]) -> Callable[[Event, Any], None]:
     return again
 
 
+def _called(output: Output[Event], answers: Callable[[], bool]) -> Callable[[Event, Any], None]:
+    def called(event: Event, emit: Any) -> None:
+        if answers():
+            emit(event)
+        else:
+            emit(event, output)
+
+    return called
+
+
+def _answers(step: str) -> bool:
+    """Any service: none is ever away."""
+    return True
+
+
 def _counted(event: Event, total: int) -> Event:
     return Event(
         event.source, event.partition, event.offset, event.first, event.second, event.way, (*event.totals, total)
@@ -193,7 +211,25 @@ def graph_of(topology: Topology) -> LogicalGraph:
     return built(topology, lambda id: None)
 
 
-def built(topology: Topology, stored: Callable[[str], Any]) -> LogicalGraph:
+def under_load(topology: Topology, calls: Callable[[str], bool]) -> LogicalGraph:
+    """*calls* is told of each record that comes to a step, and says whether the service called there has answered."""
+    return built(topology, lambda id: None, calls)
+
+
+def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str], bool] = _answers) -> LogicalGraph:
+    """*stored* gives the sinks of stores; *calls*: see `under_load`."""
+
+    def told(step: str, function: F) -> F:
+        if calls is _answers:
+            return function
+
+        @wraps(function)
+        def telling(*given: Any) -> Any:
+            calls(step)
+            return function(*given)
+
+        return cast(F, telling)
+
     pipeline = Pipeline(PIPELINE, max_parallelism=MAX_PARALLELISM)
     streams: dict[str, Any] = {}
     for step in topology.steps:
@@ -202,7 +238,7 @@ def built(topology: Topology, stored: Callable[[str], Any]) -> LogicalGraph:
             case "source":
                 streams[step.id] = pipeline.source(step.id, KafkaSource(topic_of(step.id), value=Event))
             case "branch":
-                streams[step.id] = inputs[0].map(_branch(step.id), id=step.id)
+                streams[step.id] = inputs[0].map(told(step.id, _branch(step.id)), id=step.id)
             case "twice":
                 streams[step.id] = inputs[0].flat_map(_twice(step.id), id=step.id, output=Event)
             case "keep":
@@ -215,14 +251,19 @@ def built(topology: Topology, stored: Callable[[str], Any]) -> LogicalGraph:
                 output = Output("side", Event)
                 streams[step.id] = inputs[0].process(step.id, _again(step.id, output), outputs=[output], output=Event)
                 streams[f"{step.id}~"] = streams[step.id].side(output)
+            case "called":
+                output = Output("side", Event)
+                called = _called(output, partial(calls, step.id))
+                streams[step.id] = inputs[0].process(step.id, called, outputs=[output], output=Event)
+                streams[f"{step.id}~"] = streams[step.id].side(output)
             case "loop":
                 streams[step.id] = pipeline.feedback(step.id, Event, pause="30ms" if step.id == "back" else "0ms")
             case "union":
                 streams[step.id] = inputs[0].union(*inputs[1:], id=step.id)
             case "count":
-                streams[step.id] = inputs[0].key_by(_key(step.key)).stateful_map(step.id, _count)
+                streams[step.id] = inputs[0].key_by(_key(step.key)).stateful_map(step.id, told(step.id, _count))
             case "tally":
-                streams[step.id] = inputs[0].key_by(_key(step.key)).stateful_map(step.id, _tally)
+                streams[step.id] = inputs[0].key_by(_key(step.key)).stateful_map(step.id, told(step.id, _tally))
             case "sink":
                 inputs[0].sink(step.id, KafkaSink(step.id, key=_key(step.key)))
             case "store":
@@ -277,13 +318,26 @@ LOOP_SHAPES = {
         copy: sink right-again by second""",
 }
 """What is counted comes round, up to three times: in a loop, in a loop in a loop, in two loops that feed each other."""
+LOAD_SHAPES = {
+    "one-shuffle": "in: source, read: branch in, totals: COUNT read, out: sink totals",
+    "two-shuffles": "in: source, read: branch in, inner: count read by second, totals: COUNT inner, out: sink totals",
+    "three-shuffles": """
+        in: source, read: branch in, inner: count read, outer: count inner by second, totals: COUNT outer,
+        out: sink totals""",
+    "retry": """
+        in: source, read: branch in, totals: COUNT read, back: loop called~, both: union totals back,
+        called: called both, out: sink called""",
+}
+"""For constant load: one to three shuffles, and a loop in which records wait for a service."""
 STATELESS = "in: source, mapped: branch in, some: keep mapped, doubled: twice some, out: sink doubled"
-NAMED_SHAPES = {**STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES}
+NAMED_SHAPES = {**STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES, **LOAD_SHAPES}
 """Reached by name only: what a seed draws without is what it always drew."""
 SIMPLE = {"chain", "store-chain", "store-alone", "stateless"}
 """Those that have more input."""
 ANY_STORE = "stores"
 """The name of any of them, as drawn."""
+ANY_LOAD = "load"
+"""Likewise."""
 
 
 @dataclass
@@ -300,6 +354,8 @@ def drawn(rng: random.Random, name: str | None = None) -> Topology:
     count = rng.choice(("count", "tally"))
     if name == ANY_STORE:
         name = rng.choice([*STORE_SHAPES])
+    elif name == ANY_LOAD:
+        name = rng.choice([*LOAD_SHAPES])
     elif name is None:
         name = "chain" if rng.random() < 0.5 else rng.choice(COMPLEX)
     steps = (SHAPES | NAMED_SHAPES)[name].replace("COUNT", count).split(",")
@@ -310,6 +366,19 @@ def _step(id: str, text: str) -> Step:
     words, _, key = text.partition(" by ")
     kind, *inputs = words.split()
     return Step(kind, id.strip(), tuple(inputs), key or "first")
+
+
+def load_for(topology: Topology, rng: random.Random, records: int) -> dict[str, Input]:
+    """*records* of each source, of many keys."""
+    keys = [f"k{i}" for i in range(KEYS_UNDER_LOAD)]
+    partitions = rng.randint(2, 4)
+    return {
+        source: Input(
+            [[(rng.choice(keys), rng.choice(keys)) for _ in range(records // partitions)] for _ in range(partitions)],
+            partitions,
+        )
+        for source in topology.sources
+    }
 
 
 def inputs_for(topology: Topology, rng: random.Random) -> dict[str, Input]:

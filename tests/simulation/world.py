@@ -18,6 +18,7 @@ from clients import TOPIC, Owner, Steps
 from coordinator import ReadersHeld, SimulatedCoordinator
 from faults import EXPIRY_MS, FaultInjector
 from judges import OracleAtLeastOnce, OracleUnaligned
+from load import Load
 from local_files import LocalState, fetching_seldom
 from luck import LUCK, NONE
 from oracle import Oracle
@@ -25,7 +26,7 @@ from outside import Outside
 from processes import Attempt, Process, Scale
 from remembered import remembered
 from stores import Stores
-from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of
+from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of, under_load
 from watched import Asserted, Broken, WatchedBroker, demand
 
 from exactlyonce.checkpoint.commits.of_transactions import TRIES_AGAIN
@@ -47,6 +48,7 @@ from exactlyonce.pipeline.errors import (
     TopicError,
     Undetermined,
 )
+from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.testing.broker.interface import Error, NoAnswer
 from exactlyonce.testing.broker.model import BrokerSettings
 from exactlyonce.testing.broker.unreliable import UnreliableBroker
@@ -54,7 +56,8 @@ from exactlyonce.testing.clock import SimulatedClock
 
 STEPS_MAX = 60_000
 """A history that has not come to its end by then never will."""
-ENDLESS = f"the job has not come to its end in {STEPS_MAX} steps"
+LOADED_STEPS_MAX = 300_000
+"""Under load, where more records take their time."""
 CHAOS_STEPS = 8_000
 LOOK_STEPS = 20
 """How often the readers of the output look."""
@@ -94,7 +97,7 @@ class World:
         self.coordinators: list[SimulatedCoordinator] = []
         self._next_coordinator_ms = 0
         self._threads: list[Thread] = []
-        self._shape(shape)
+        self._shape(shape, seed)
         self.settings = self._settings()
         self.outside = Outside(self) if self.settings.storage else None
         self.broker = WatchedBroker(self.clock, self._broker_settings())
@@ -103,21 +106,27 @@ class World:
         self.faults = FaultInjector(self, self.luck)
         self._topics()
 
-    def _shape(self, name: str | None) -> None:
+    def _graph(self) -> LogicalGraph:
+        if self.load:
+            return under_load(self.topology, self.load.calls)
+        return built(self.topology, self.stores.sink) if self.stores else graph_of(self.topology)
+
+    def _shape(self, name: str | None, seed: int) -> None:
         rng = self.rng
         self.topology = drawn(rng, name)
         self.stores = Stores(self) if self.topology.stores else None
         if self.stores:
             self.stores.tilt(self.luck.stores)
-        self.graph = built(self.topology, self.stores.sink) if self.stores else graph_of(self.topology)
+        self.load = Load(self, seed) if self.luck.load else None
+        self.graph = self._graph()
         self.fingerprint = self.graph.fingerprint()
-        self.inputs = inputs_for(self.topology, rng)
+        self.inputs = self.load.inputs() if self.load else inputs_for(self.topology, rng)
         self._scales: dict[int, Scale] = {}
         self.scale = self.scaled(self.luck.parallelism or rng.randint(1, 3))
         self.sinks = self.topology.sinks
         self.output_partitions = self.luck.output_partitions or rng.randint(1, 3)
         self.block_partitions = rng.randint(2, 3)
-        self._steps_per_record = rng.choice((1, 5, 15))
+        self._steps_per_record = 1 if self.load else rng.choice((1, 5, 15))
         self._fed = {(source, p): 0 for source, each in self.inputs.items() for p in range(len(each.partitions))}
 
     def judge_anew(self) -> None:
@@ -226,7 +235,8 @@ class World:
 
     def deadline_ms(self) -> int:
         """Until when a coordinator waits for an answer; it asks once in any case."""
-        return self.clock.monotonic_ms() + (self.rng.choice((0, 50, 800)) if self.chaos else 5_000)
+        hurried = self.chaos and self.load is None
+        return self.clock.monotonic_ms() + (self.rng.choice((0, 50, 800)) if hurried else 5_000)
 
     def feed(self) -> None:
         if not self.faults_allow_feeding:
@@ -271,6 +281,8 @@ class World:
         attempt = Attempt(coordinator.scale, incarnation, number, manifest, offsets)
         processes = [Process(self, coordinator, attempt, i) for i in range(coordinator.scale.parallelism)]
         attempt.connect(self, processes)
+        if self.load:
+            self.load.begins(attempt)
         return processes
 
     def start_message(self, attempt: Attempt, index: int) -> msg.Start:
@@ -365,9 +377,11 @@ class World:
         self.finished = self.halted or (ends == goal and not rounds and not (self.stores and self.stores.halts))
 
     def run(self) -> None:
+        steps_max = LOADED_STEPS_MAX if self.load else STEPS_MAX
+        endless = f"the job has not come to its end in {steps_max} steps"
         while not (self.finished and self._is_over()):
             self.steps += 1
-            demand(self.steps < STEPS_MAX, ENDLESS)
+            demand(self.steps < steps_max, endless)
             self.faults.before_step()
             if self.stores:
                 self.stores.before_step()
@@ -381,6 +395,8 @@ class World:
                 self.feed()
             if self.steps % LOOK_STEPS == 0 and self.faults.broker_is_up:
                 self.oracle.look()
+                if self.load:
+                    self.load.judge()
         self._broker_settles()
         if self.stores:
             self.stores.close()

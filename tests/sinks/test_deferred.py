@@ -215,7 +215,8 @@ def test_a_full_disk_fails_the_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["values", "keys and headers"],
 )
 def test_outputs_for_kafka_come_back_as_they_were(keys: Any, headers: Any) -> None:
-    packing, outputs = OutputsPacking(), Outputs([b"1", None], keys, headers)
+    packing, outputs = OutputsPacking(), Outputs([b"1", None], keys, headers, [5, 1 << 62])
     back = packing.unpack(packing.pack(outputs))
     assert (back.values, back.keys, back.left) == (outputs.values, outputs.keys, packing.count(outputs))
+    assert back.timestamps == outputs.timestamps
     assert headers is None or [list(map(tuple, each)) for each in back.headers or ()] == headers

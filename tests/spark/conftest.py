@@ -46,14 +46,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYTHONPATH"] = os.pathsep.join([*PIPELINES, os.environ.get("PYTHONPATH", "")])  # of Spark's workers
     os.environ["PYSPARK_PYTHON"] = sys.executable  # what Spark starts its workers with
     settings: dict[str, bool | float | int | str | None] = {
-        **LONG_TIMEOUTS,
-        "spark.driver.memory": "1g",
-        "spark.log.level": "ERROR",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": 2,
-        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        **LONG_TIMEOUTS, "spark.driver.memory": "1g", "spark.log.level": "ERROR", "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": 2, "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         "spark.ui.enabled": False,
-    }
+    }  # fmt: skip
     session = SparkSession.builder.master("local[2,3]").appName("tests").config(map=settings).getOrCreate()
     register(session)
     yield session

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 
-from exactlyonce.state import json_text as module
 from exactlyonce.state.json_text import json_text
-
-
-def test_examples() -> None:
-    assert doctest.testmod(module) == (0, 1)
 
 
 def test_keys_are_named_at_every_depth() -> None:

@@ -76,20 +76,11 @@ def test_immutable_types_are_known(type_: Any) -> None:
 @pytest.mark.parametrize(
     ("type_", "state"),
     [
-        (list[int], [1]),
-        (set[str], {"a"}),
-        (dict[str, int], {"a": 1}),
-        (bytearray, bytearray(b"a")),
-        (list[list[int]], [[1]]),
-        (tuple[list[int], int], ([1], 2)),
-        (Flat, Flat(1)),
-        (Nested, Nested({"mon": [1]})),
-        (FrozenWithList, FrozenWithList([1])),
-        (Data, Data(1)),
-        (Flat | int, Flat(1)),
-        (Any, {"a": [1]}),
+        (list[int], [1]), (set[str], {"a"}), (dict[str, int], {"a": 1}), (bytearray, bytearray(b"a")),
+        (list[list[int]], [[1]]), (tuple[list[int], int], ([1], 2)), (Flat, Flat(1)), (Nested, Nested({"mon": [1]})),
+        (FrozenWithList, FrozenWithList([1])), (Data, Data(1)), (Flat | int, Flat(1)), (Any, {"a": [1]}),
     ],
-)
+)  # fmt: skip
 def test_mutable_types_are_cloned(type_: Any, state: Any) -> None:
     state_type = StateType[Any]("totals", type_)
     assert state_type.mutable

@@ -59,33 +59,6 @@ def test_kills_between_the_stores(step: str, nth: int, job: Job) -> None:
     job.assert_agreement()
 
 
-@pytest.mark.exhaustive(matrix=True)
-@pytest.mark.parametrize("nth", [1, 2])
-@pytest.mark.parametrize(
-    "step", ["coordinator-checked", "coordinator-decided", "coordinator-committed", "coordinator-finalized"]
-)
-def test_kills_of_the_coordinator(step: str, nth: int, job: Job) -> None:
-    job.feed()
-    assert job.armed(step, "--parallelism", "2", nth=nth).wait() == -9
-    assert job.armed("store-committed", "--parallelism", "3", nth=nth + 1).wait() == -9
-    job.finish()
-    job.assert_agreement()
-
-
-@pytest.mark.exhaustive(matrix=True)
-@pytest.mark.parametrize("nth", [1, 5])
-@pytest.mark.parametrize("step", ["worker-barrier", "worker-frozen", "worker-flushed", "worker-acknowledged"])
-def test_kills_of_a_worker(step: str, nth: int, job: Job) -> None:
-    job.feed()
-    incarnation = job.armed(step, "--parallelism", "2", nth=nth)
-    incarnation.await_step("deployed")
-    job.feed()
-    incarnation.await_checkpoint()
-    incarnation.kill()
-    job.finish("--parallelism", "3")
-    job.assert_agreement()
-
-
 @pytest.mark.exhaustive(matrix=True, in_all=["1"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_kills(seed: int, job: Job) -> None:

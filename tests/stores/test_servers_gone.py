@@ -19,26 +19,6 @@ def await_waiting(incarnation: Run, store: str) -> None:
 
 
 @pytest.mark.exhaustive(matrix=True)
-def test_each_server_is_killed(job: Job) -> None:
-    feed = Feed(job)
-    feed.start()
-    incarnation = job.start("--parallelism", "2")
-    for store in STORES:
-        incarnation.await_checkpoint()
-        job.servers.kill(store)
-        try:
-            if store == STORES[0]:
-                await_waiting(incarnation, store)
-        finally:
-            job.servers.start(store)
-    incarnation.await_checkpoint()
-    feed.end()
-    stop(incarnation)
-    job.finish()
-    job.assert_agreement()
-
-
-@pytest.mark.exhaustive(matrix=True)
 @pytest.mark.parametrize("store", STORES)
 def test_a_server_that_is_paused(store: str, job: Job) -> None:
     feed = Feed(job)
@@ -56,26 +36,6 @@ def test_a_server_that_is_paused(store: str, job: Job) -> None:
     feed.end()
     stop(incarnation)
     job.finish("--parallelism", "3")
-    job.assert_agreement()
-
-
-@pytest.mark.exhaustive(matrix=True)
-@pytest.mark.parametrize("store", STORES)
-def test_a_server_that_is_away_for_a_minute(store: str, job: Job) -> None:
-    job.feed()
-    incarnation = job.start("--parallelism", "2")
-    incarnation.await_checkpoint()
-    job.servers.kill(store)
-    try:
-        job.feed()
-        await_waiting(incarnation, store)
-        time.sleep(60)
-    finally:
-        job.servers.start(store)
-    job.feed()
-    incarnation.await_checkpoint()
-    stop(incarnation)
-    job.finish()
     job.assert_agreement()
 
 

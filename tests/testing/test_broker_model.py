@@ -20,8 +20,6 @@ from exactlyonce.testing.broker.histories import (
 )
 from exactlyonce.testing.broker.random_histories import random_history
 
-LOOK = (Describe("a"), Listed(), *(look("t", partition) for partition in (0, 1) for look in (Producers, Read)))
-
 
 @pytest.fixture
 def stage(model: BrokerModel, clock: SimulatedClock) -> Stage:

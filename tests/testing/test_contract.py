@@ -41,127 +41,122 @@ OPEN: Sequence[Step] = (CreateTopic("t", 2), Init("a"), Produce("a", "t", 0, ["x
 """Producer a (p0, epoch 0) has two records in an open transaction."""
 
 VISIBLE = [(0, None, "x"), (1, None, "y")]
+AGAIN = Produce("a", "t", 0, ["x", "y"], sequence=0)
+OUT_OF_RANGE: object = ("OFFSET_OUT_OF_RANGE", (-1, -1, -1), [])
+COMMIT, ABORT = End("a", commit=True), End("a", commit=False)
+ONGOING, PRODUCED = ("Ongoing", "p0", 0, 60_000, True, [("t", 0)]), Produce("a", "t", 0, ["x"])
+ANSWERS: dict[str, tuple[Sequence[Step], list[Any]]] = {
+    "an open transaction is seen by nobody but read_uncommitted": (
+        (*OPEN, Read("t", 0), Read("t", 0, committed=False), Describe("a")),
+        [("NONE", (0, 0, 2), []), ("NONE", (0, 0, 2), VISIBLE), ONGOING]),
+    "anybody who knows id, producer id and epoch commits for a killed producer; the epoch grows by one": (
+        (*OPEN, Kill("a"), COMMIT, Read("t", 0), Describe("a")),
+        ["NONE", ("NONE", (0, 3, 3), VISIBLE), ("CompleteCommit", "p0", 1, 60_000, True, [])]),
+    "a commit fences the producer that opened it": (
+        (*OPEN, COMMIT, Produce("a", "t", 0, ["z"]), Produce("a", "t", 0, ["z"], added=True),
+         Produce("a", "t", 1, ["z"])),
+        [("INVALID_PRODUCER_EPOCH", -1)] * 3),
+    "the same commit again is answered alike": ((*OPEN, COMMIT, COMMIT, COMMIT), ["NONE"] * 3),
+    "the same abort again is answered alike": ((*OPEN, ABORT, ABORT, ABORT), ["NONE"] * 3),
+    "an abort after a commit is refused": (
+        (*OPEN, COMMIT, ABORT, Read("t", 0)), ["NONE", "INVALID_TXN_STATE", ("NONE", (0, 3, 3), VISIBLE)]),
+    "a commit after an abort is refused": (
+        (*OPEN, ABORT, COMMIT, Read("t", 0)), ["NONE", "INVALID_TXN_STATE", ("NONE", (0, 3, 3), [])]),
+    "aborted records stay readable to read_uncommitted, as a copy repair needs it": (
+        (*OPEN, ABORT, Read("t", 0), Read("t", 0, committed=False)),
+        [("NONE", (0, 3, 3), []), ("NONE", (0, 3, 3), VISIBLE)]),
+    "a transaction without records cannot be committed": (
+        (Init("a"), COMMIT, Describe("a")), ["INVALID_TXN_STATE", ("Empty", "p0", 0, 60_000, False, [])]),
+    "a transaction marks its partitions with or without records": (
+        (CreateTopic("t"), Init("a"), Add("a", "t", 0), Add("a", "none", 0), Describe("a"), COMMIT, Read("t", 0),
+         Add("a", "t", 0)),
+        ["NONE", "UNKNOWN_TOPIC_OR_PARTITION", ONGOING, "NONE", ("NONE", (0, 1, 1), []), "INVALID_PRODUCER_EPOCH"]),
+    "a new producer fences every ending of the old one": (
+        (*OPEN, COMMIT, Init("a"), End("a", commit=True, life=0), End("a", commit=False, life=0)),
+        ["PRODUCER_FENCED"] * 2),
+    "a new producer aborts what is open": (
+        (*OPEN, Init("a"), End("a", commit=True, life=0), Read("t", 0), Read("t", 0, committed=False)),
+        [("NONE", "p0", 2), "PRODUCER_FENCED", ("NONE", (0, 3, 3), []), ("NONE", (0, 3, 3), VISIBLE)]),
+    "an abort of an idle id fences its producer": (
+        (CreateTopic("t"), Init("a"), Fence("a"), Produce("a", "t", 0, ["z"]), Describe("a")),
+        ["NONE", ("INVALID_PRODUCER_EPOCH", -1), ("CompleteAbort", "p0", 1, 60_000, True, [])]),
+    "an abort at the next epoch hides that there was a commit: CompleteAbort, though the records are visible": (
+        (*OPEN, COMMIT, Fence("a"), Describe("a"), Read("t", 0), COMMIT),
+        ["NONE", ("CompleteAbort", "p0", 2, 60_000, True, []), ("NONE", (0, 3, 3), VISIBLE), "PRODUCER_FENCED"]),
+    "ends at the next epoch": (
+        (*OPEN, COMMIT, End("a", commit=True, epochs_later=1),
+         *(End("a", commit=commit, epochs_later=epochs) for epochs in (-1, 2) for commit in (True, False))),
+        ["INVALID_TXN_STATE", *["PRODUCER_FENCED"] * 4]),
+    "an open transaction ends only at its own epoch": (
+        (*OPEN, End("a", commit=True, epochs_later=1), End("a", commit=True, epochs_later=-1), Init("b"),
+         End("a", commit=True, of="b"), Describe("a")),
+        ["PRODUCER_FENCED", "PRODUCER_FENCED", ("NONE", "p1", 0), "INVALID_PRODUCER_ID_MAPPING", ONGOING]),
+    "DescribeProducers counts the records of a transaction": (
+        (*OPEN, Produce("a", "t", 1, ["z"]), Produce("a", "t", 0, ["w"]), Producers("t", 0), Producers("t", 1), COMMIT,
+         Producers("t", 0)),
+        [[("p0", 0, 2, 0)], [("p0", 0, 0, 0)], "NONE", [("p0", 1, -1, None)]]),
+    "the oldest open transaction holds back everybody": (
+        (*OPEN, Init("b"), Produce("b", "t", 0, ["b"]), End("b", commit=True), Read("t", 0), ABORT, Read("t", 0)),
+        [("NONE", (0, 0, 4), []), "NONE", ("NONE", (0, 5, 5), [(2, None, "b")])]),
+    "a batch that is sent again is not appended again": (
+        (*OPEN, AGAIN, Produce("a", "t", 0, ["z"], sequence=3), Produce("a", "t", 0, ["z"]), AGAIN),
+        [("NONE", 0), ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1), ("NONE", 2), ("NONE", 0)]),
+    "only five batches are remembered": (
+        (*OPEN, *(Produce("a", "t", 0, [f"{number}"]) for number in range(5)), AGAIN),
+        [("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)]),
+    "a known producer begins at zero, and an unknown one anywhere": (
+        (*OPEN, COMMIT, Init("a"), Produce("a", "t", 0, ["z"], sequence=4), Init("b"),
+         Produce("b", "t", 0, ["z"], sequence=4), Producers("t", 0)),
+        [("OUT_OF_ORDER_SEQUENCE_NUMBER", -1), ("NONE", "p1", 0), ("NONE", 3),
+         [("p0", 1, -1, None), ("p1", 0, 4, 3)]]),
+    "a batch that was refused holds back the later ones": (
+        (CreateTopic("t"), Init("a"), Produce("a", "t", 0, ["x"], added=True), Produce("a", "t", 0, ["y"], sequence=5),
+         PRODUCED, Produce("a", "t", 0, ["y"])),
+        [("INVALID_TXN_STATE", -1), ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1), ("NONE", 0), ("NONE", 1)]),
+    "a partition must have been added": (
+        (*OPEN, Produce("a", "t", 1, ["z"], added=True)), [("INVALID_TXN_STATE", -1)]),
+    "records of idempotent producers are visible at once": (
+        (CreateTopic("t"), Init("i", transactional=False), Produce("i", "t", 0, ["x"]),
+         Produce("i", "t", 0, ["x"], sequence=0), Read("t", 0), Producers("t", 0)),
+        [("NONE", 0), ("NONE", 0), ("NONE", (0, 1, 1), [(0, None, "x")]), [("p0", 0, 0, None)]]),
+    "the transaction timeout is bounded": (
+        (Init("a", timeout_ms=0), Init("a", timeout_ms=15 * 60_000 + 1), Describe("a")),
+        [*[("INVALID_TRANSACTION_TIMEOUT", "none", -1)] * 2, "none"]),
+    "a listing shows ids in every state": (
+        (*OPEN, Init("b"), Init("c"), Produce("c", "t", 0, ["z"]), End("c", commit=True), Listed()),
+        [[("a", "p0", "Ongoing"), ("b", "p1", "Empty"), ("c", "p2", "CompleteCommit")]]),
+    "retention is not held back by an open transaction; below the log's start and above its end nothing is fetched": (
+        (*OPEN, DeleteRecords("t", 0, 1), Read("t", 0), Read("t", 0, offset=1),
+         Read("t", 0, offset=1, committed=False), Read("t", 0, offset=9), DeleteRecords("t", 0, 9),
+         DeleteRecords("t", 0, -1), COMMIT, Read("t", 0, offset=2)),
+        ["NONE", OUT_OF_RANGE, ("NONE", (1, 1, 2), []), ("NONE", (1, 1, 2), VISIBLE[1:]), OUT_OF_RANGE,
+         "OFFSET_OUT_OF_RANGE", "NONE", "NONE", ("NONE", (2, 3, 3), [])]),
+    "a topic that was made anew has another id, and no old records": (
+        (*OPEN, DeleteTopic("t"), CreateTopic("t", 1), Read("t", 0), Read("t", 1), Producers("t", 0),
+         DeleteTopic("none")),
+        [("NONE", "none"), ("NONE", "t1"), ("NONE", (0, 0, 0), []), ("UNKNOWN_TOPIC_OR_PARTITION", (-1, -1, -1), []),
+         [], ("UNKNOWN_TOPIC_OR_PARTITION", "none")]),
+    "a transaction outlives its topic": (
+        (*OPEN, DeleteTopic("t"), Describe("a"), Produce("a", "t", 0, ["z"]), COMMIT, Producers("t", 0)),
+        [ONGOING, ("UNKNOWN_TOPIC_OR_PARTITION", -1), "NONE", "none"]),
+    "a transaction is marked in a topic that was made anew": (
+        (CreateTopic("t"), Init("a"), PRODUCED, DeleteTopic("t"), CreateTopic("t"), COMMIT, Read("t", 0)),
+        [("NONE", (0, 1, 1), [])]),
+    "partitions can only be added": (
+        (*OPEN, AddPartitions("t", 3), AddPartitions("t", 2), Read("t", 2), Produce("a", "t", 2, ["z"]),
+         CreateTopic("t")),
+        ["NONE", "INVALID_PARTITIONS", ("NONE", (0, 0, 0), []), ("NONE", 0), ("TOPIC_ALREADY_EXISTS", "t0")]),
+    "a compacted topic takes no record without a key": (
+        (CreateTopic("c", compact=True), *OPEN, Produce("a", "c", 0, ["z"]), Produce("a", "c", 0, [("k", "z")])),
+        [("INVALID_RECORD", -1), ("NONE", 0)]),
+}  # fmt: skip
+"""By what is true, a history, and what its last steps see."""
 
 
-def seen(stage: Stage, *history: Step) -> list[Any]:
-    play(OPEN, stage)
-    return play(history, stage)
-
-
-def test_an_open_transaction_is_seen_by_nobody_but_read_uncommitted(stage: Stage) -> None:
-    assert seen(stage, Read("t", 0), Read("t", 0, committed=False), Describe("a")) == [
-        ("NONE", (0, 0, 2), []),
-        ("NONE", (0, 0, 2), VISIBLE),
-        ("Ongoing", "p0", 0, 60_000, True, [("t", 0)]),
-    ]
-
-
-def test_commit_from_elsewhere_makes_a_killed_producers_records_visible(stage: Stage) -> None:
-    """EndTxn(commit) by anybody who knows id, producer id and epoch commits; the epoch grows by one."""
-    assert seen(stage, Kill("a"), End("a", commit=True), Read("t", 0), Describe("a"))[1:] == [
-        "NONE",
-        ("NONE", (0, 3, 3), VISIBLE),
-        ("CompleteCommit", "p0", 1, 60_000, True, []),
-    ]
-
-
-def test_commit_fences_the_producer_that_opened_it(stage: Stage) -> None:
-    zombie = (Produce("a", "t", 0, ["z"]), Produce("a", "t", 0, ["z"], added=True), Produce("a", "t", 1, ["z"]))
-    assert seen(stage, End("a", commit=True), *zombie)[1:] == [("INVALID_PRODUCER_EPOCH", -1)] * 3
-
-
-def test_the_same_end_again_is_answered_alike(stage: Stage) -> None:
-    assert seen(stage, *[End("a", commit=True)] * 3) == ["NONE"] * 3
-    assert play([Init("a"), Produce("a", "t", 0, ["x"]), *[End("a", commit=False)] * 3], stage)[2:] == ["NONE"] * 3
-
-
-def test_the_other_end_is_refused(stage: Stage) -> None:
-    assert seen(stage, End("a", commit=True), End("a", commit=False), Read("t", 0))[1:] == [
-        "INVALID_TXN_STATE",
-        ("NONE", (0, 3, 3), VISIBLE),
-    ]
-    aborted = play([Init("a"), Produce("a", "t", 1, ["z"]), End("a", commit=False), End("a", commit=True)], stage)
-    assert aborted[2:] == ["NONE", "INVALID_TXN_STATE"]
-    assert play([Read("t", 1)], stage) == [("NONE", (0, 2, 2), [])]
-
-
-def test_aborted_records_stay_readable_to_read_uncommitted(stage: Stage) -> None:
-    """An abort hides records from read_committed readers only: a copy repair can still read them."""
-    assert seen(stage, End("a", commit=False), Read("t", 0), Read("t", 0, committed=False))[1:] == [
-        ("NONE", (0, 3, 3), []),
-        ("NONE", (0, 3, 3), VISIBLE),
-    ]
-
-
-def test_a_transaction_without_records_cannot_be_committed(stage: Stage) -> None:
-    assert play([Init("a"), End("a", commit=True), Describe("a")], stage)[1:] == [
-        "INVALID_TXN_STATE",
-        ("Empty", "p0", 0, 60_000, False, []),
-    ]
-
-
-def test_a_transaction_marks_its_partitions_with_or_without_records(stage: Stage) -> None:
-    added = (Add("a", "t", 0), Add("a", "none", 0), Describe("a"))
-    ended = (End("a", commit=True), Read("t", 0), Add("a", "t", 0))
-    assert play([CreateTopic("t"), Init("a"), *added, *ended], stage)[2:] == [
-        "NONE",
-        "UNKNOWN_TOPIC_OR_PARTITION",
-        ("Ongoing", "p0", 0, 60_000, True, [("t", 0)]),
-        "NONE",
-        ("NONE", (0, 1, 1), []),
-        "INVALID_PRODUCER_EPOCH",
-    ]
-
-
-def test_a_new_producer_fences_every_ending_of_the_old_one(stage: Stage) -> None:
-    ends = (End("a", commit=True, life=0), End("a", commit=False, life=0))
-    assert seen(stage, End("a", commit=True), Init("a"), *ends)[2:] == ["PRODUCER_FENCED"] * 2
-
-
-def test_a_new_producer_aborts_what_is_open(stage: Stage) -> None:
-    assert seen(stage, Init("a"), End("a", commit=True, life=0), Read("t", 0), Read("t", 0, committed=False)) == [
-        ("NONE", "p0", 2),
-        "PRODUCER_FENCED",
-        ("NONE", (0, 3, 3), []),
-        ("NONE", (0, 3, 3), VISIBLE),
-    ]
-
-
-def test_abort_of_an_idle_id_fences_its_producer(stage: Stage) -> None:
-    assert play([CreateTopic("t"), Init("a"), Fence("a"), Produce("a", "t", 0, ["z"]), Describe("a")], stage)[2:] == [
-        "NONE",
-        ("INVALID_PRODUCER_EPOCH", -1),
-        ("CompleteAbort", "p0", 1, 60_000, True, []),
-    ]
-
-
-def test_abort_at_the_next_epoch_hides_that_there_was_a_commit(stage: Stage) -> None:
-    """DescribeTransactions proves nothing about the past: CompleteAbort is shown, though the records are visible."""
-    assert seen(stage, End("a", commit=True), Fence("a"), Describe("a"), Read("t", 0), End("a", commit=True))[1:] == [
-        "NONE",
-        ("CompleteAbort", "p0", 2, 60_000, True, []),
-        ("NONE", (0, 3, 3), VISIBLE),
-        "PRODUCER_FENCED",
-    ]
-
-
-def test_ends_at_the_next_epoch(stage: Stage) -> None:
-    later = [End("a", commit=commit, epochs_later=epochs) for epochs in (-1, 2) for commit in (True, False)]
-    assert seen(stage, End("a", commit=True), End("a", commit=True, epochs_later=1), *later)[1:] == [
-        "INVALID_TXN_STATE",
-        *["PRODUCER_FENCED"] * 4,
-    ]
-
-
-def test_an_open_transaction_ends_only_at_its_own_epoch(stage: Stage) -> None:
-    wrong = (End("a", commit=True, epochs_later=1), End("a", commit=True, epochs_later=-1), Init("b"))
-    assert seen(stage, *wrong, End("a", commit=True, of="b"), Describe("a")) == [
-        "PRODUCER_FENCED",
-        "PRODUCER_FENCED",
-        ("NONE", "p1", 0),
-        "INVALID_PRODUCER_ID_MAPPING",
-        ("Ongoing", "p0", 0, 60_000, True, [("t", 0)]),
-    ]
+@pytest.mark.parametrize("truth", ANSWERS)
+def test_an_answer(truth: str, stage: Stage) -> None:
+    history, seen = ANSWERS[truth]
+    assert play(history, stage)[-len(seen) :] == seen
 
 
 def test_an_unknown_id(stage: Stage) -> None:
@@ -198,145 +193,6 @@ def test_what_comes_before_the_markers(stage: Stage) -> None:
     play([End("a", commit=True)], stage)
     _, _, records = play([Read("t", 0)], stage)[0]
     assert [value for _, _, value in records][-2:] == ["x", f"late {attempt}"]
-
-
-def test_describe_producers_counts_the_records_of_a_transaction(stage: Stage) -> None:
-    more = (Produce("a", "t", 1, ["z"]), Produce("a", "t", 0, ["w"]))
-    assert seen(stage, *more, Producers("t", 0), Producers("t", 1), End("a", commit=True), Producers("t", 0))[2:] == [
-        [("p0", 0, 2, 0)],
-        [("p0", 0, 0, 0)],
-        "NONE",
-        [("p0", 1, -1, None)],
-    ]
-
-
-def test_the_oldest_open_transaction_holds_back_everybody(stage: Stage) -> None:
-    b = (Init("b"), Produce("b", "t", 0, ["b"]), End("b", commit=True))
-    assert seen(stage, *b, Read("t", 0), End("a", commit=False), Read("t", 0))[3:] == [
-        ("NONE", (0, 0, 4), []),
-        "NONE",
-        ("NONE", (0, 5, 5), [(2, None, "b")]),
-    ]
-
-
-def test_a_batch_sent_again_is_not_appended_again(stage: Stage) -> None:
-    again = Produce("a", "t", 0, ["x", "y"], sequence=0)
-    assert seen(stage, again, Produce("a", "t", 0, ["z"], sequence=3), Produce("a", "t", 0, ["z"]), again) == [
-        ("NONE", 0),
-        ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1),
-        ("NONE", 2),
-        ("NONE", 0),
-    ]
-
-
-def test_only_five_batches_are_remembered(stage: Stage) -> None:
-    more = [Produce("a", "t", 0, [f"{number}"]) for number in range(5)]
-    assert seen(stage, *more, Produce("a", "t", 0, ["x", "y"], sequence=0))[-1] == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
-
-
-def test_an_unknown_producer_may_begin_anywhere_but_a_known_one_at_zero(stage: Stage) -> None:
-    fresh = (End("a", commit=True), Init("a"), Produce("a", "t", 0, ["z"], sequence=4))
-    assert seen(stage, *fresh)[-1] == ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1)
-    assert play([Init("b"), Produce("b", "t", 0, ["z"], sequence=4), Producers("t", 0)], stage)[1:] == [
-        ("NONE", 3),
-        [("p0", 1, -1, None), ("p1", 0, 4, 3)],
-    ]
-
-
-def test_a_batch_that_was_refused_holds_back_the_later_ones(stage: Stage) -> None:
-    refused = (CreateTopic("t"), Init("a"), Produce("a", "t", 0, ["x"], added=True))
-    later = (Produce("a", "t", 0, ["y"], sequence=5), Produce("a", "t", 0, ["x"]), Produce("a", "t", 0, ["y"]))
-    assert play([*refused, *later], stage)[2:] == [
-        ("INVALID_TXN_STATE", -1),
-        ("OUT_OF_ORDER_SEQUENCE_NUMBER", -1),
-        ("NONE", 0),
-        ("NONE", 1),
-    ]
-
-
-def test_a_partition_must_have_been_added(stage: Stage) -> None:
-    assert seen(stage, Produce("a", "t", 1, ["z"], added=True)) == [("INVALID_TXN_STATE", -1)]
-
-
-def test_idempotent_producers_are_visible_at_once(stage: Stage) -> None:
-    history = (CreateTopic("t"), Init("i", transactional=False), Produce("i", "t", 0, ["x"]))
-    again = (Produce("i", "t", 0, ["x"], sequence=0), Read("t", 0), Producers("t", 0))
-    assert play([*history, *again], stage)[2:] == [
-        ("NONE", 0),
-        ("NONE", 0),
-        ("NONE", (0, 1, 1), [(0, None, "x")]),
-        [("p0", 0, 0, None)],
-    ]
-
-
-def test_the_transaction_timeout_is_bounded(stage: Stage) -> None:
-    too_long = Init("a", timeout_ms=15 * 60_000 + 1)
-    refused = ("INVALID_TRANSACTION_TIMEOUT", "none", -1)
-    assert play([Init("a", timeout_ms=0), too_long, Describe("a")], stage) == [refused, refused, "none"]
-
-
-def test_listing_shows_ids_in_every_state(stage: Stage) -> None:
-    assert seen(stage, Init("b"), Init("c"), Produce("c", "t", 0, ["z"]), End("c", commit=True), Listed())[-1] == [
-        ("a", "p0", "Ongoing"),
-        ("b", "p1", "Empty"),
-        ("c", "p2", "CompleteCommit"),
-    ]
-
-
-def test_retention(stage: Stage) -> None:
-    """Below the log's start a fetch is OFFSET_OUT_OF_RANGE; an open transaction does not hold retention back."""
-    gone = (DeleteRecords("t", 0, 1), Read("t", 0), Read("t", 0, offset=1), Read("t", 0, offset=1, committed=False))
-    out_of_range: object = ("OFFSET_OUT_OF_RANGE", (-1, -1, -1), [])
-    assert seen(stage, *gone, Read("t", 0, offset=9), DeleteRecords("t", 0, 9), DeleteRecords("t", 0, -1)) == [
-        "NONE",
-        out_of_range,
-        ("NONE", (1, 1, 2), []),
-        ("NONE", (1, 1, 2), VISIBLE[1:]),
-        out_of_range,
-        "OFFSET_OUT_OF_RANGE",
-        "NONE",
-    ]
-    assert play([End("a", commit=True), Read("t", 0, offset=2)], stage) == ["NONE", ("NONE", (2, 3, 3), [])]
-
-
-def test_a_topic_made_anew_has_another_id_and_takes_no_old_records(stage: Stage) -> None:
-    anew = (DeleteTopic("t"), CreateTopic("t", 1), Read("t", 0), Read("t", 1), Producers("t", 0), DeleteTopic("none"))
-    assert seen(stage, *anew) == [
-        ("NONE", "none"),
-        ("NONE", "t1"),
-        ("NONE", (0, 0, 0), []),
-        ("UNKNOWN_TOPIC_OR_PARTITION", (-1, -1, -1), []),
-        [],
-        ("UNKNOWN_TOPIC_OR_PARTITION", "none"),
-    ]
-
-
-def test_a_transaction_outlives_its_topic(stage: Stage) -> None:
-    gone = (DeleteTopic("t"), Describe("a"), Produce("a", "t", 0, ["z"]), End("a", commit=True), Producers("t", 0))
-    assert seen(stage, *gone)[1:] == [
-        ("Ongoing", "p0", 0, 60_000, True, [("t", 0)]),
-        ("UNKNOWN_TOPIC_OR_PARTITION", -1),
-        "NONE",
-        "none",
-    ]
-    anew = (CreateTopic("t"), Init("a"), Produce("a", "t", 0, ["x"]), DeleteTopic("t"), CreateTopic("t"))
-    assert play([*anew, End("a", commit=True), Read("t", 0)], stage)[-1] == ("NONE", (0, 1, 1), [])
-
-
-def test_partitions_can_only_be_added(stage: Stage) -> None:
-    grow = (AddPartitions("t", 3), AddPartitions("t", 2), Read("t", 2), Produce("a", "t", 2, ["z"]), CreateTopic("t"))
-    assert seen(stage, *grow) == [
-        "NONE",
-        "INVALID_PARTITIONS",
-        ("NONE", (0, 0, 0), []),
-        ("NONE", 0),
-        ("TOPIC_ALREADY_EXISTS", "t0"),
-    ]
-
-
-def test_a_compacted_topic_takes_no_record_without_key(stage: Stage) -> None:
-    keyed = (CreateTopic("c", compact=True), Produce("a", "c", 0, ["z"]), Produce("a", "c", 0, [("k", "z")]))
-    assert seen(stage, *keyed)[1:] == [("INVALID_RECORD", -1), ("NONE", 0)]
 
 
 def climb(stage: Stage, producer: str, epoch: int) -> None:

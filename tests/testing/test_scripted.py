@@ -61,14 +61,9 @@ def test_a_pipeline_survives_its_script(kafka: KafkaCluster, topic_name: str, tm
     arguments = ["--param", f"name={topic_name}", "--until", "latest", "--checkpoint-interval", "100ms"]
     path = tmp_path / "fired"
     run = subprocess.run(
-        [*command, *arguments, "--bootstrap-servers", kafka.bootstrap_servers],
-        cwd=Path(__file__).parent,
-        env={**os.environ, "SCRIPT_FIRED": str(path)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+        [*command, *arguments, "--bootstrap-servers", kafka.bootstrap_servers], cwd=Path(__file__).parent,
+        env={**os.environ, "SCRIPT_FIRED": str(path)}, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert fired(path) == [script.index(CRASH), script.index(CRASH) + 1]
     expected = [[number, sum(range(number % 2, number + 1, 2))] for number in range(1, 100)]

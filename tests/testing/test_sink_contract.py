@@ -74,7 +74,6 @@ class TestStoreWithKeys(Hooks, contract_of(replaced(STORE, KEYED))):  # type: ig
 
 APPLIED = "ledger = self.ledger(db, entry.pipeline, entry.sink).applied(entry)\n"
 BEGIN = 'db.execute("BEGIN IMMEDIATE")'
-OF_ENTRY = "(entry.pipeline, entry.sink, ledger.encode())"
 CONNECT = "with closing(sqlite3.connect(self.path, timeout=1)) as db, db:"
 LOOK_FIRST = """ledger = self.ledger(db, entry.pipeline, entry.sink).applied(entry)
         chunks = list(chunks)
@@ -93,152 +92,120 @@ class Mutant(NamedTuple):
 
 
 MUTANTS = {
-    "every statement is its own transaction": Mutant(
-        EVERY_STATEMENT, "blocks_that_cannot_be_read", "together or not at all"
-    ),
-    "a killed process leaves a part": Mutant(
-        EVERY_STATEMENT, "a_process_that_dies_within_an_apply", "together or not at all"
-    ),
+    "every statement is its own transaction":
+        Mutant(EVERY_STATEMENT, "blocks_that_cannot_be_read", "together or not at all"),
+    "a killed process leaves a part":
+        Mutant(EVERY_STATEMENT, "a_process_that_dies_within_an_apply", "together or not at all"),
     "a reader sees a part": Mutant(EVERY_STATEMENT, "readers_never_see_a_part", "A reader saw"),
     "rows first, the ledger later": Mutant(
         {INSERTED: "self.insert(db, chunks); db.commit()\n            db"},
-        "processes_that_die_at_any_moment", "By the ledger",
-    ),
+        "processes_that_die_at_any_moment", "By the ledger"),
     "the ledger is not looked at": Mutant(
         {"                return False\n": "                ledger = self.ledger(db, entry.pipeline, entry.sink)\n"},
-        "a_lost_answer", "What had been committed was committed again",
-    ),
+        "a_lost_answer", "What had been committed was committed again"),
     "only the same checkpoint counts as applied": Mutant(
         {APPLIED: "ledger = self.ledger(db, entry.pipeline, entry.sink)\n"
          "            same = ledger.checkpoints.get(entry.subtask) == entry.checkpoint\n"
          "            after = {**ledger.checkpoints, entry.subtask: entry.checkpoint}\n"
          "            ledger = None if same else msgspec.structs.replace(ledger, checkpoints=after)\n"},
-        "a_request_that_lands_late", "What had been committed was committed again",
-    ),
+        "a_request_that_lands_late", "What had been committed was committed again"),
     "the ledger is looked at before the transaction": Mutant(
-        {APPLIED: LOOK_FIRST}, "a_fence_while_a_zombie_applies", "in the middle of an apply, which then went through"
-    ),
+        {APPLIED: LOOK_FIRST}, "a_fence_while_a_zombie_applies", "in the middle of an apply, which then went through"),
     "processes are not kept apart": Mutant(
         {APPLIED: LOOK_FIRST.replace("list(chunks)", "list(chunks); __import__('time').sleep(0.2)")},
-        "commits_at_once_in_processes", "Of two who commit the same at once",
-    ),
+        "commits_at_once_in_processes", "Of two who commit the same at once"),
     "fence notes nothing": Mutant(
         {'db.execute("REPLACE INTO ledger VALUES (?, ?, ?)", (pipeline, sink, ledger.encode()))': "pass"},
-        "a_zombie_of_an_older_incarnation", "committed after incarnation 2 had fenced",
-    ),
+        "a_zombie_of_an_older_incarnation", "committed after incarnation 2 had fenced"),
     "fence takes any incarnation": Mutant(
         {".fenced(": "; ledger = msgspec.structs.replace(ledger, incarnation=incarnation); ("},
-        "a_zombie_that_fences", "took the ledger's incarnation back",
-    ),
+        "a_zombie_that_fences", "took the ledger's incarnation back"),
     "fence takes any checkpoint topic": Mutant(
         {"incarnation, origin)\n            db":
          "incarnation, self.ledger(db, pipeline, sink).origin or origin)\n            db"},
-        "another_checkpoint_topic", "A ledger of another checkpoint topic was taken",
-    ),
+        "another_checkpoint_topic", "A ledger of another checkpoint topic was taken"),
     "a commit begins the ledger": Mutant(
         {APPLIED: "ledger = self.ledger(db, entry.pipeline, entry.sink)\n"
          "            begun_for = ledger.origin or entry.origin\n"
          "            ledger = msgspec.structs.replace(ledger, origin=begun_for).applied(entry)\n"},
-        "a_ledger_that_nobody_has_begun", "A commit began the ledger",
-    ),
+        "a_ledger_that_nobody_has_begun", "A commit began the ledger"),
     "fence begins a ledger of its own": Mutant(
         {"self.ledger(db, pipeline, sink).fenced": "SinkLedger().fenced"},
-        "another_run_of_the_same_pipeline", "by pipeline and sink, never by anything of one run",
-    ),
+        "another_run_of_the_same_pipeline", "by pipeline and sink, never by anything of one run"),
     "the ledger is of the pipeline": Mutant(
         {"PRIMARY KEY (pipeline, sink)": "PRIMARY KEY (pipeline)", "AND sink = ?": "AND ? <> ''"},
-        "neighbours_in_one_target", "share a row of the ledger",
-    ),
+        "neighbours_in_one_target", "share a row of the ledger"),
     "the ledger is of the sink": Mutant(
         {"PRIMARY KEY (pipeline, sink)": "PRIMARY KEY (sink)", "WHERE pipeline = ?": "WHERE ? <> ''"},
-        "neighbours_in_one_target", "share a row of the ledger",
-    ),
+        "neighbours_in_one_target", "share a row of the ledger"),
     "the ledger is of any case": Mutant(
         {"(pipeline, sink, value": "(pipeline COLLATE NOCASE, sink COLLATE NOCASE, value"},
-        "neighbours_in_one_target", "share a row of the ledger",
-    ),
+        "neighbours_in_one_target", "share a row of the ledger"),
     "subtasks share a marker": Mutant(
         {".applied(entry)": ".applied(msgspec.structs.replace(entry, subtask=0))"},
-        "two_subtasks_of_one_checkpoint", "the first, says that it had been committed",
-    ),
+        "two_subtasks_of_one_checkpoint", "the first, says that it had been committed"),
     "the marker is text": Mutant(
         {APPLIED: "ledger = self.ledger(db, entry.pipeline, entry.sink)\n"
          "            is_old = str(entry.checkpoint) <= str(ledger.checkpoints.get(entry.subtask, ''))\n"
          "            ledger = None if is_old else ledger.applied(entry)\n"},
-        "many_checkpoints_and_incarnations", "A commit of checkpoint 10, the first, says that it had been committed",
-    ),
+        "many_checkpoints_and_incarnations", "A commit of checkpoint 10, the first, says that it had been committed"),
     "what came before is not compared": Mutant(
         {".applied(entry)": ".applied(msgspec.structs.replace(entry, previous=0))"},
-        "the_ledger_is_behind", "rows are missing, and nobody would know",
-    ),
+        "the_ledger_is_behind", "rows are missing, and nobody would know"),
     "nothing is no commit": Mutant(
         {INSERTED: f"if not (chunks := list(chunks)):\n                return True\n            {INSERTED}"},
-        "nothing_is_a_commit_too", "LedgerBehind",
-    ),
+        "nothing_is_a_commit_too", "LedgerBehind"),
     "check empties the ledger": Mutant(
         {'db.execute("CREATE TABLE IF NOT EXISTS ledger': 'db.execute("DROP TABLE IF EXISTS ledger"); '
          'db.execute("CREATE TABLE ledger'},
-        "check_may_be_repeated_and_changes_no_rows", "check() emptied the ledger",
-    ),
+        "check_may_be_repeated_and_changes_no_rows", "check() emptied the ledger"),
     "check is for the first start": Mutant(
         {"CREATE TABLE IF NOT EXISTS orders": "CREATE TABLE orders"},
-        "check_may_be_repeated_and_changes_no_rows", "Of several processes that check at once, some fail",
-    ),
+        "check_may_be_repeated_and_changes_no_rows", "Of several processes that check at once, some fail"),
     "a database that is away halts": Mutant(
-        {"(StoreUnavailable if is_away else StoreError)": "StoreError"}, "a_store_that_is_away", "only StoreUnavailable"
-    ),
-    "all errors are the store's": Mutant(
-        {"except sqlite3.Error": "except Exception"}, "blocks_that_cannot_be_read", "is no fault of the store"
-    ),
+        {"(StoreUnavailable if is_away else StoreError)": "StoreError"},
+        "a_store_that_is_away", "only StoreUnavailable"),
+    "all errors are the store's":
+        Mutant({"except sqlite3.Error": "except Exception"}, "blocks_that_cannot_be_read", "is no fault of the store"),
     "the ledger is kept in memory": Mutant(
         {"found = db.execute": "known = self.__dict__.setdefault('known', {})\n"
          "        if name in known and known[name].origin:\n            return known[name]\n        found = db.execute",
          "return SinkLedger": "known[name] = SinkLedger", "found[0])": "found[0])\n        return known[name]",
          INSERTED: f"self.known[entry.pipeline, entry.sink] = ledger\n            {INSERTED}"},
-        "a_store_that_was_restored", "The store lost checkpoint 2 to a restore",
-    ),
+        "a_store_that_was_restored", "The store lost checkpoint 2 to a restore"),
     "rows have no end": Mutant({' + b"\\n"': ""}, "rows_joined_in_any_way", "must show where it ends"),
     "rows end in what they may hold": Mutant(
         {'msgspec.json.encode((order.id, order.customer, order.total)) + b"\\n"':
          'f"{order.id},{order.customer},{order.total}\\n".encode()',
          "map(msgspec.json.decode, chunk.splitlines())": "(line.decode().split(',') for line in chunk.splitlines())"},
-        "awkward_rows", "must show where it ends",
-    ),
+        "awkward_rows", "must show where it ends"),
     "rows in another order": Mutant(
-        {"chunk.splitlines()": "chunk.splitlines()[::-1]"}, "the_last_of_a_key_counts", "an older state of a key"
-    ),
+        {"chunk.splitlines()": "chunk.splitlines()[::-1]"}, "the_last_of_a_key_counts", "an older state of a key"),
     "encoding writes": Mutant(
         {"        return [msgspec": "        with self.transaction() as db:\n"
          "            db.executemany('INSERT INTO orders VALUES (?, ?, ?)', map(msgspec.structs.astuple, records))\n"
          "        return [msgspec"},
-        "encoding_is_pure", "Encoding wrote to the target",
-    ),
-    "encoding differs": Mutant(
-        {' + b"\\n"': ' + b" " * len(records) + b"\\n"'}, "encoding_is_pure", "give other bytes"
-    ),
+        "encoding_is_pure", "Encoding wrote to the target"),
+    "encoding differs":
+        Mutant({' + b"\\n"': ' + b" " * len(records) + b"\\n"'}, "encoding_is_pure", "give other bytes"),
     "anything is encoded": Mutant(
         {"abs(order.id) >= 2**63 or abs(order.total) >= 2**63": "abs(order.id) >= 2**63"},
-        "records_that_do_not_fit", "the store refuses it",
-    ),
+        "records_that_do_not_fit", "the store refuses it"),
     "close is the end": Mutant(
-        {'"""Every transaction has a connection of its own."""': "self.path = None"}, "close_and_go_on", "TypeError"
-    ),
+        {'"""Every transaction has a connection of its own."""': "self.path = None"}, "close_and_go_on", "TypeError"),
     "one thread has the connection": Mutant(
         {CONNECT: "self.db = self.__dict__.get('db') or sqlite3.connect(self.path)\n            with self.db as db:"},
-        "another_thread", "made in one thread, and used in another",
-    ),
+        "another_thread", "made in one thread, and used in another"),
     "write moves the marker": Mutant(
         {"    def write(self, chunks):\n        with self.transaction() as db:\n":
          "    def write(self, chunks):\n        with self.transaction() as db:\n"
          "            db.execute(\"UPDATE ledger SET value = replace(value, '{}', '{\\\"0\\\":1}')\")\n"},
-        "writing_without_the_ledger", "write moves no marker",
-    ),
-    "a description of one process": Mutant(
-        {'"table": "orders"}': '"at": id(self)}'}, "the_description_is_data", "differs from one process"
-    ),
+        "writing_without_the_ledger", "write moves no marker"),
+    "a description of one process":
+        Mutant({'"table": "orders"}': '"at": id(self)}'}, "the_description_is_data", "differs from one process"),
     "the password is in the error": Mutant(
-        {'f"{self.path}: {error}."': 'f"sqlite://me:hunter2@{self.path}: {error}."'}, "secrets_show_nowhere", "shows in"
-    ),
+        {'f"{self.path}: {error}."': 'f"sqlite://me:hunter2@{self.path}: {error}."'},
+        "secrets_show_nowhere", "shows in"),
 }  # fmt: skip
 
 

@@ -211,53 +211,40 @@ def _anew(self: Any, partition: int, offset: int) -> None:
 
 
 MUTANTS = {
-    "positions count what was fetched": Mutant(
-        ListReader, "poll", _fetched, "positions_are_exact", "exactly behind what was handed out"
-    ),
+    "positions count what was fetched":
+        Mutant(ListReader, "poll", _fetched, "positions_are_exact", "exactly behind what was handed out"),
     "positions are one behind": Mutant(
-        ListReader, "positions", _one_behind, "every_position_can_be_gone_to", "exactly behind what was handed out"
-    ),
-    "a removed position is reset": Mutant(
-        Lists, "fetch", _reset, "a_position_that_was_removed", "loses or doubles records in silence"
-    ),
-    "a position behind the end is reset": Mutant(
-        Lists, "fetch", _reset, "a_position_behind_the_end", "loses or doubles records in silence"
-    ),
-    "a range begins where it can": Mutant(
-        Lists, "fetch", _reset, "a_range_that_is_not_all_there", "loses or doubles records in silence"
-    ),
+        ListReader, "positions", _one_behind, "every_position_can_be_gone_to", "exactly behind what was handed out"),
+    "a removed position is reset":
+        Mutant(Lists, "fetch", _reset, "a_position_that_was_removed", "loses or doubles records in silence"),
+    "a position behind the end is reset":
+        Mutant(Lists, "fetch", _reset, "a_position_behind_the_end", "loses or doubles records in silence"),
+    "a range begins where it can":
+        Mutant(Lists, "fetch", _reset, "a_range_that_is_not_all_there", "loses or doubles records in silence"),
     "records come as they come": Mutant(ListReader, "poll", _shuffled, "records_come_in_order", "in its order"),
-    "runs are of the first split": Mutant(
-        ListReader, "runs", property(lambda self: [(0, 1)], lambda self, runs: None), "runs", "The runs say"
-    ),
-    "a reader goes on where another was": Mutant(
-        ListSource, "open_reader", _from_a_commit, "nothing_is_remembered_elsewhere", "that is in no manifest"
-    ),
+    "runs are of the first split":
+        Mutant(ListReader, "runs", property(lambda self: [(0, 1)], lambda self, runs: None), "runs", "The runs say"),
+    "a reader goes on where another was":
+        Mutant(ListSource, "open_reader", _from_a_commit, "nothing_is_remembered_elsewhere", "that is in no manifest"),
     "an added split goes back": Mutant(ListReader, "add", _anew, "a_split_is_added", "does not go back"),
     "targets are not looked at": Mutant(
-        ListReader, "finished", property(lambda self: bool(self.context.targets)), "targets", "It has finished before"
-    ),
+        ListReader, "finished", property(lambda self: bool(self.context.targets)), "targets", "It has finished before"),
     "it never finishes": Mutant(ListReader, "finished", False, "targets", "has not finished"),
     "batches of any length": Mutant(
         ListReader, "poll", lambda self, most, wait: POLL(self, most + 1, wait), "a_batch_is_as_long_as_it_may_be",
-        "a barrier waits",
-    ),
+        "a barrier waits"),
     "the identity is left out": Mutant(
         ListReader, "positions",
         lambda self: tuple(msgspec.structs.replace(each, topic_id="") for each in POSITIONS(self)),
-        "positions_say_what_they_are_of", "id-1",
-    ),
+        "positions_say_what_they_are_of", "id-1"),
     "a range reads on": Mutant(
         ListRange, "read",
         lambda self, most: self.lists.fetch("", self.context.start.partition, self.at, self.context.end + 1),
-        "ranges", "records were asked for",
-    ),
-    "the place of a record is lost": Mutant(
-        Line, "offset", lambda self: 0, "a_record_that_does_not_decode", "says where it lies"
-    ),
-    "the lag is what there is": Mutant(
-        ListReader, "lag", lambda self: sum(map(len, self.lists.lines)), "lag", "More is said to be left"
-    ),
+        "ranges", "records were asked for"),
+    "the place of a record is lost":
+        Mutant(Line, "offset", lambda self: 0, "a_record_that_does_not_decode", "says where it lies"),
+    "the lag is what there is":
+        Mutant(ListReader, "lag", lambda self: sum(map(len, self.lists.lines)), "lag", "More is said to be left"),
 }  # fmt: skip
 
 

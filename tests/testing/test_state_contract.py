@@ -108,56 +108,41 @@ def _located_anywhere(self: Any, *given: Any) -> Any:
 MUTANTS = {
     "freezing copies": Mutant(
         KeyedTable, "freeze", lambda self, *given, **how: (FREEZE(self, *given, **how), dict(self._states))[0],
-        "freezing_takes_constant_time", "Freezing 20000 keys took",
-    ),
+        "freezing_takes_constant_time", "Freezing 20000 keys took"),
     "freezing looks at every key": Mutant(
         KeyedTable, "freeze", _looking_at_every_key,
-        "freezing_takes_constant_time", "Calls made, by number of keys",
-    ),
+        "freezing_takes_constant_time", "Calls made, by number of keys"),
     "all is encoded at once": Mutant(
-        Interval, "advance", lambda self: deque(self._slices, maxlen=0), "encoding_goes_in_slices", "records wait"
-    ),
+        Interval, "advance", lambda self: deque(self._slices, maxlen=0), "encoding_goes_in_slices", "records wait"),
     "nothing is kept for an open interval": Mutant(
         KeyedTable, "_touch", lambda self, keys: self._interval.changes(),
-        "a_snapshot_is_the_state_at_its_barrier", "whatever records do after it",
-    ),
-    "a state is not cloned": Mutant(
-        KeyedTable, "_keep", _uncloned, "several_snapshots_are_open", "whatever records do after it"
-    ),
+        "a_snapshot_is_the_state_at_its_barrier", "whatever records do after it"),
+    "a state is not cloned":
+        Mutant(KeyedTable, "_keep", _uncloned, "several_snapshots_are_open", "whatever records do after it"),
     "a deleted key is not written": Mutant(
         Interval, "_delete", lambda self, keys, deleted: DELETE(self, keys, defaultdict(list)),
-        "deleted_keys", "came back from an older block|deleted, one by one",
-    ),
+        "deleted_keys", "came back from an older block|deleted, one by one"),
     "changes of an aborted checkpoint are lost": Mutant(
-        KeyedTable, "freeze", _forgetful, "a_checkpoint_that_is_aborted", "those of checkpoints that were aborted"
-    ),
+        KeyedTable, "freeze", _forgetful, "a_checkpoint_that_is_aborted", "those of checkpoints that were aborted"),
     "a savepoint is an increment": Mutant(
-        KeyedTable, "freeze", lambda self, *given, whole: FREEZE(self, *given), "a_savepoint", "has no older block"
-    ),
+        KeyedTable, "freeze", lambda self, *given, whole: FREEZE(self, *given), "a_savepoint", "has no older block"),
     "every snapshot is whole": Mutant(
-        Merging, "choose", lambda self, checkpoint, changed, tables: set(tables), "increments", "relative to its base"
-    ),
-    "increments are not read": Mutant(
-        StoredState, "read", _images_alone, "increments", "An increment belongs to its image"
-    ),
+        Merging, "choose", lambda self, checkpoint, changed, tables: set(tables), "increments", "relative to its base"),
+    "increments are not read":
+        Mutant(StoredState, "read", _images_alone, "increments", "An increment belongs to its image"),
     "all key groups are read": Mutant(
         HashMapBackend, "table", lambda self, stored: TABLE(self, replace(stored, groups=range(8))),
-        "some_key_groups", "Exactly the key groups that are asked for",
-    ),
-    "any record is taken": Mutant(
-        KeyedTable, "_touched", lambda self, added: None, "a_record_of_another_key_group", "lost at restore"
-    ),
+        "some_key_groups", "Exactly the key groups that are asked for"),
+    "any record is taken":
+        Mutant(KeyedTable, "_touched", lambda self, added: None, "a_record_of_another_key_group", "lost at restore"),
     "any base will do": Mutant(
-        table, "require", lambda condition, why: None, "checkpoints_and_bases_only_grow", "what is it relative to?"
-    ),
+        table, "require", lambda condition, why: None, "checkpoints_and_bases_only_grow", "what is it relative to?"),
     "states are not checked": Mutant(
         StateType, "encode", lambda self, states: msgspec.msgpack.encode(states),
-        "what_cannot_be_stored", "no restart could read it",
-    ),
+        "what_cannot_be_stored", "no restart could read it"),
     "blocks of its own": Mutant(
         StateType, "encode", lambda self, states: ENCODE(self, states)[::-1],
-        "blocks_of_another_backend", "is damaged",
-    ),
+        "blocks_of_another_backend", "is damaged"),
     "an error without its record": Mutant(KeyedTable, "apply", _located_anywhere, "a_failing_function", "the third"),
     "accumulators are shared": Mutant(state_type, "_mutable", lambda *_: False, "reduce", "cloned for each output"),
 }  # fmt: skip
@@ -175,27 +160,21 @@ def _layers_forgotten(self: TieredTable[Any]) -> Iterator[dict[bytes, Any]]:
 WRITE = LocalStore.write
 
 TIERED_MUTANTS = {
-    "states that are not settled are overlooked": Mutant(
-        TieredTable, "_layers", _layers_forgotten, "a_snapshot_is_the_state_at_its_barrier", "",
-    ),
+    "states that are not settled are overlooked":
+        Mutant(TieredTable, "_layers", _layers_forgotten, "a_snapshot_is_the_state_at_its_barrier", ""),
     "a state is not cloned": Mutant(
-        TieredTable, "_protect", lambda self, keys: None, "several_snapshots_are_open", "whatever records do after it"
-    ),
+        TieredTable, "_protect", lambda self, keys: None, "several_snapshots_are_open", "whatever records do after it"),
     "a key group is taken for empty": Mutant(
         TieredTable, "_read", lambda self, groups: self._shelf.unread.difference_update(list(groups)),
-        "increments", "An increment belongs to its image",
-    ),
-    "what has spilled is not encoded": Mutant(
-        LocalStore, "changes", lambda self, *_: iter(()), "deleted_keys", "came back|came again"
-    ),
+        "increments", "An increment belongs to its image"),
+    "what has spilled is not encoded":
+        Mutant(LocalStore, "changes", lambda self, *_: iter(()), "deleted_keys", "came back|came again"),
     "deleted keys stay in local files": Mutant(
         LocalStore, "write",
         lambda self, entries, interval: WRITE(self, [each for each in entries if each[2]], interval),
-        "deleted_keys", "came back from an older block|deleted, one by one",
-    ),
+        "deleted_keys", "came back from an older block|deleted, one by one"),
     "any record is taken": Mutant(
-        tiered_table, "require", lambda condition, why: None, "a_record_of_another_key_group", "lost at restore"
-    ),
+        tiered_table, "require", lambda condition, why: None, "a_record_of_another_key_group", "lost at restore"),
 }  # fmt: skip
 
 

@@ -208,56 +208,41 @@ def _nothing_when_away(self: Any, ends: Iterable[int]) -> Scanned:
 
 MUTANTS = {
     "bytes are not compared": Mutant(
-        ShelfStorage, "verify", lambda self, ref, value: None, "other_bytes_than_were_written", "names by their SHA-256"
-    ),
+        ShelfStorage, "verify", lambda self, ref, value: None,
+        "other_bytes_than_were_written", "names by their SHA-256"),
     "what is cut off is returned": Mutant(
-        ShelfStorage, "verify", lambda self, ref, value: None, "a_block_that_was_cut_off", "names by their SHA-256"
-    ),
-    "what is gone is left out": Mutant(
-        ShelfStorage, "fetch", _silently, "a_block_that_is_gone", "would be missing in silence"
-    ),
+        ShelfStorage, "verify", lambda self, ref, value: None, "a_block_that_was_cut_off", "names by their SHA-256"),
+    "what is gone is left out":
+        Mutant(ShelfStorage, "fetch", _silently, "a_block_that_is_gone", "would be missing in silence"),
     "a key may be put twice": Mutant(ShelfBlocks, "write", _again, "a_key_is_put_once", "A key was put twice"),
-    "processes share keys": Mutant(
-        ShelfStorage, "begin", _without_a_process, "two_processes_of_one_attempt", "is not what was written"
-    ),
-    "others' orphans are not listed": Mutant(
-        ShelfStorage, "since", _own_alone, "orphans_are_listed", "nobody remembers it"
-    ),
-    "ends are not looked at": Mutant(
-        ShelfStorage, "since", lambda self, ends: SINCE(self, (0,)), "orphans_are_listed", "is not asked for"
-    ),
+    "processes share keys":
+        Mutant(ShelfStorage, "begin", _without_a_process, "two_processes_of_one_attempt", "is not what was written"),
+    "others' orphans are not listed":
+        Mutant(ShelfStorage, "since", _own_alone, "orphans_are_listed", "nobody remembers it"),
+    "ends are not looked at":
+        Mutant(ShelfStorage, "since", lambda self, ends: SINCE(self, (0,)), "orphans_are_listed", "is not asked for"),
     "ends say one too much": Mutant(
         ShelfStorage, "since", lambda self, ends: SINCE(self, [each + 1 for each in ends]), "ends_only_grow",
-        "nobody remembers it",
-    ),
-    "nothing is dropped": Mutant(
-        ShelfStorage, "dropped", lambda self, refs: None, "what_is_dropped", "A dropped block is listed"
-    ),
-    "nothing is erased": Mutant(
-        ShelfStorage, "erase", lambda self: None, "erasing", "stay when the pipeline is forgotten"
-    ),
-    "nobody is told what is waited for": Mutant(
-        ShelfBlocks, "waiting", "", "a_storage_that_is_away_is_waited_for", "Nobody is told what is waited for"
-    ),
+        "nobody remembers it"),
+    "nothing is dropped":
+        Mutant(ShelfStorage, "dropped", lambda self, refs: None, "what_is_dropped", "A dropped block is listed"),
+    "nothing is erased":
+        Mutant(ShelfStorage, "erase", lambda self: None, "erasing", "stay when the pipeline is forgotten"),
+    "nobody is told what is waited for":
+        Mutant(ShelfBlocks, "waiting", "", "a_storage_that_is_away_is_waited_for", "Nobody is told what is waited for"),
     "what is waited for is told for good": Mutant(
         ShelfBlocks, "waiting", "waiting for the shelf", "a_storage_that_is_away_is_waited_for",
-        "Nothing is waited for any more",
-    ),
+        "Nothing is waited for any more"),
     "a block fails while the storage is away": Mutant(
-        ShelfBlocks, "poll", _failing, "a_storage_that_is_away_is_waited_for", "is waited for, by whoever writes"
-    ),
-    "nobody looks while it is waited for": Mutant(
-        ShelfBlocks, "wait", _unseeing, "who_waits_looks_meanwhile", "looks whether it is fenced"
-    ),
-    "what may be left is waited for": Mutant(
-        ShelfBlocks, "wait", _for_all, "who_waits_looks_meanwhile", "A newer instance took over"
-    ),
-    "what is away is damaged": Mutant(
-        ShelfStorage, "fetch", _damaged_when_away, "reading_while_it_is_away", "neither gone nor damaged"
-    ),
-    "nothing is listed while it is away": Mutant(
-        ShelfStorage, "since", _nothing_when_away, "reading_while_it_is_away", "neither gone nor damaged"
-    ),
+        ShelfBlocks, "poll", _failing, "a_storage_that_is_away_is_waited_for", "is waited for, by whoever writes"),
+    "nobody looks while it is waited for":
+        Mutant(ShelfBlocks, "wait", _unseeing, "who_waits_looks_meanwhile", "looks whether it is fenced"),
+    "what may be left is waited for":
+        Mutant(ShelfBlocks, "wait", _for_all, "who_waits_looks_meanwhile", "A newer instance took over"),
+    "what is away is damaged":
+        Mutant(ShelfStorage, "fetch", _damaged_when_away, "reading_while_it_is_away", "neither gone nor damaged"),
+    "nothing is listed while it is away":
+        Mutant(ShelfStorage, "since", _nothing_when_away, "reading_while_it_is_away", "neither gone nor damaged"),
 }  # fmt: skip
 
 

@@ -48,6 +48,7 @@ from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.sink import Sink
+from exactlyonce.sinks.kafka.sink import gives_times
 
 FOREIGN_SHOWN = 100
 """Of a partition; more are counted."""
@@ -107,6 +108,8 @@ class Digest:
         parts: list[bytes | None] = [record.key, record.value]
         for name, value in record.headers:
             parts += [name.encode(), value]
+        if record.timestamp_ms is not None:
+            parts.append(b"%d" % record.timestamp_ms)
         lengths = ",".join("-" if part is None else str(len(part)) for part in parts)
         self._hash.update(lengths.encode() + b";" + b"".join(part or b"" for part in parts))
         self.records += 1
@@ -174,6 +177,8 @@ class Audit:
         self._graph = loaded.pipeline.build()
         self._weaker = {node.id: node.sink for node in self._graph.sinks if node.sink and _is_weaker(node.sink)}
         """By id, the sinks that need not be exact."""
+        self._timed = {node.id for node in self._graph.sinks if gives_times(node.sink)}
+        """The sinks whose outputs have a time of their own in the log."""
 
     def run(self, first: int | None = None, last: int | None = None) -> AuditReport:
         """Judge the checkpoints from *first* to *last*, as far as they are retained."""
@@ -237,14 +242,33 @@ class Audit:
         latest = self._history.latest
         to_end = bool(intervals) and intervals[-1].manifest is latest
         known = known_writers([self._history])
-        for place, mine in sorted(claims.items()):
-            self._looks[place] = self._look(place, mine, known, to_end=to_end)
+        scans = {place: self._scan(place, mine, to_end=to_end) for place, mine in sorted(claims.items())}
+        self._leave_out_times({topic for (topic, _), (_, scanned) in scans.items() if scanned.timed_by_broker})
+        for place, (start, scanned) in scans.items():
+            self._looks[place] = self._look(place, claims[place], known, start, scanned)
 
-    def _look(self, place: Place, mine: list[Claim], known: set[tuple[int, int]], *, to_end: bool) -> LookedAt:
+    def _scan(self, place: Place, mine: list[Claim], *, to_end: bool) -> tuple[int, Scan]:
+        """Where to look from, and what batches there are."""
         topic, partition = place
         start = max(min(each.first_offset for each in mine), self._topics.start_offsets(topic)[partition])
+        wanted = None if to_end else {each.writer: each.records for each in mine}
+        return start, scan(self._log, *place, start, wanted)
+
+    def _leave_out_times(self, topics: set[str]) -> None:
+        """*topics* have records whose times the broker has replaced by its own."""
+        for node in self._graph.sinks:
+            if node.id in self._timed and node.sink is not None and node.sink.topic in topics:
+                self._timed.discard(node.id)
+                self._report.unjudged.append(
+                    f"the times of the records of sink {node.id}: topic {node.sink.topic} has records with the time of "
+                    f"their append (message.timestamp.type=LogAppendTime), and not that of timestamp="
+                )
+
+    def _look(
+        self, place: Place, mine: list[Claim], known: set[tuple[int, int]], start: int, scanned: Scan
+    ) -> LookedAt:
+        topic, partition = place
         stable_end = self._topics.end_offsets(topic, committed=True)[partition]
-        scanned = scan(self._log, *place, start, None if to_end else {each.writer: each.records for each in mine})
         there = {}
         for claim in mine:
             if scanned.counts[claim.writer] == claim.records:
@@ -271,11 +295,19 @@ class Audit:
         lane = (claim.checkpoint, claim.sink, claim.subtask)
         partition = claim.place[1]
         self._report.records_out += 1
-        plain = PlainRecord(record.key, record.value, record.headers)
+        plain = self._plain(record, claim.sink)
         if self._partition_of(record.key, 1) is None:
             self._dealt_out[lane][partition].append(Seen(plain, record.offset))
         else:
             self._seen[lane][partition].add(plain)
+
+    def _plain(self, record: VisibleRecord | RecomputedOutput, sink: str) -> PlainRecord:
+        """What is compared of *record*, which *sink* has written, or should have."""
+        time_ms = record.timestamp_ms if sink in self._timed else None
+        return PlainRecord(record.key, record.value, tuple(record.headers or ()), time_ms)
+
+    def _expected(self, output: RecomputedOutput, sink: str) -> Expected:
+        return Expected(self._plain(output, sink), output.origin)
 
     # --- what should be there
 
@@ -306,9 +338,9 @@ class Audit:
         for output in flat(again.outputs(sink, subtask)):
             partition = self._partition_of(output.key, partitions)
             if partition is None:
-                dealt_out.append(_expected(output))
+                dealt_out.append(self._expected(output, sink))
             else:
-                lanes[partition].add(_record(output))
+                lanes[partition].add(self._plain(output, sink))
         has_removed = any(removed == place for removed, _ in self._removed)
         differing = [
             partition
@@ -319,7 +351,9 @@ class Audit:
         if grown is not None:
             differing = []
             outputs = flat(again.outputs(sink, subtask))
-            keyed = [_expected(each) for each in outputs if self._partition_of(each.key, partitions) is not None]
+            keyed = [
+                self._expected(each, sink) for each in outputs if self._partition_of(each.key, partitions) is not None
+            ]
             if has_removed:
                 self._report.unjudged.append(
                     f"{len(keyed)} records of checkpoint {place[0]}, sink {sink} subtask {subtask}: {topic} has got "
@@ -331,7 +365,7 @@ class Audit:
             if (place, partition) in self._removed:
                 continue
             expected = [
-                _expected(output)
+                self._expected(output, sink)
                 for output in flat(again.outputs(sink, subtask))
                 if self._partition_of(output.key, partitions) == partition
             ]
@@ -373,7 +407,7 @@ class Audit:
             return []
         start, end = min(each.start for each in extents), min(look.end, max(each.stop for each in extents))
         return [
-            Seen(PlainRecord(record.key, record.value, record.headers), record.offset)
+            Seen(self._plain(record, lane[1]), record.offset)
             for record in visible(self._reading, *place, start, end, look.scanned)
             if record.writer in mine and self._partition_of(record.key, 1) is not None
         ]
@@ -419,11 +453,3 @@ class Audit:
 
 def _is_weaker(sink: Sink[Any]) -> bool:
     return sink.delivery != EXACTLY_ONCE
-
-
-def _record(output: RecomputedOutput) -> PlainRecord:
-    return PlainRecord(output.key, output.value, tuple(output.headers or ()))
-
-
-def _expected(output: RecomputedOutput) -> Expected:
-    return Expected(_record(output), output.origin)

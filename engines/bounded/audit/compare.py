@@ -24,11 +24,13 @@ MISSING, DOUBLED, CHANGED, REORDERED, FOREIGN = KINDS = ("missing", "doubled", "
 
 
 class PlainRecord(NamedTuple):
-    """What a reader gets, but for its place."""
+    """What a reader gets, but for its place, and for its time where no function gives that."""
 
     key: bytes | None
     value: bytes | None
     headers: Headers = ()
+    timestamp_ms: int | None = None
+    """None: not compared, for the sink's outputs have the time when they were written."""
 
 
 class Expected(NamedTuple):
@@ -205,7 +207,7 @@ def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """A longest part of *pairs* that grows on both sides.
 
     >>> _increasing([(0, 1), (1, 0), (2, 2)])
-    [(0, 1), (2, 2)]
+    [(1, 0), (2, 2)]
     """
     ordered = sorted(pairs)
     tails: list[int] = []  # the least second number that a chain of each length can end with

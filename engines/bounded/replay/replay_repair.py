@@ -15,7 +15,7 @@ from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.copying import Outgoing, write_again
+from exactlyonce.connectors.kafka.copying import NOW, Outgoing, write_again
 from exactlyonce.connectors.kafka.partitioning import partitioner
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.replay.recompute import Recomputed, interval_of, partition_counts, recomputed
@@ -105,7 +105,7 @@ class ReplayRepair:
         if problem := self._surplus(manifest, lost, again):
             return problem
         records = (
-            Outgoing(topic, partition, output.key, output.value, output.headers)
+            Outgoing(topic, partition, output.key, output.value, output.headers, output.timestamp_ms or NOW)
             for partition, output in placed(lost, topic, share(), places)
         )
         with closing(Transactions(self._client)) as transactions:

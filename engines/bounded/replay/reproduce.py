@@ -16,6 +16,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.store.confluent import make_producer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.copying import NOW
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.bounded.replay.recompute import Recomputed, partition_counts
@@ -113,7 +114,14 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
                 place = ANY_PARTITION if partition is None else partition
                 while True:
                     try:
-                        producer.produce(topic, output.value, output.key, place, headers=[*(output.headers or ())])
+                        producer.produce(
+                            topic,
+                            output.value,
+                            output.key,
+                            place,
+                            timestamp=output.timestamp_ms or NOW,
+                            headers=[*(output.headers or ())],
+                        )
                         break
                     except BufferError:
                         producer.poll(0.1)

@@ -28,6 +28,8 @@ class RecomputedOutput(NamedTuple):
     value: bytes | None
     headers: list[tuple[str, bytes | None]] | None
     origin: Origin | None
+    timestamp_ms: int | None = None
+    """None: the client's own time."""
 
 
 def flat(batches: Iterable[OutputBatch]) -> Iterator[RecomputedOutput]:
@@ -35,7 +37,12 @@ def flat(batches: Iterable[OutputBatch]) -> Iterator[RecomputedOutput]:
     for batch in batches:
         nothing: list[None] = [None] * len(batch.values)
         yield from map(
-            RecomputedOutput, batch.keys or nothing, batch.values, batch.headers or nothing, batch.origins or nothing
+            RecomputedOutput,
+            batch.keys or nothing,
+            batch.values,
+            batch.headers or nothing,
+            batch.origins or nothing,
+            batch.timestamps or nothing,
         )
 
 

@@ -150,7 +150,9 @@ class Staging:
         origins = None
         if self._keeps_origins:
             origins = [(o.topic() or "", o.partition() or 0, o.offset() or 0) for o in self._origins]
-        batch = OutputBatch(list(outputs.values), _list(outputs.keys), _list(outputs.headers), origins)
+        batch = OutputBatch(
+            list(outputs.values), _list(outputs.keys), _list(outputs.headers), origins, _list(outputs.timestamps)
+        )
 
         def encode(start: int, end: int) -> bytes:
             return _encode_output(batch.part(start, end))

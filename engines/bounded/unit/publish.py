@@ -58,7 +58,7 @@ def _flushed(writer: KafkaWriter, publication: Publication) -> Precommit | None:
     """Write all that was staged, and wait until the broker has it."""
     for file in publication.files:
         for batch in read_outputs(file.file):
-            writer.write(Outputs(batch.values, batch.keys, batch.headers))
+            writer.write(Outputs(batch.values, batch.keys, batch.headers, batch.timestamps))
             while not writer.room:
                 writer.poll(WAIT_S)
             writer.poll()

@@ -2,7 +2,7 @@
 
     file  = frames, each: length of the body (4 bytes, big-endian), body
     channel frame: time in ms since 1970 (8 bytes, big-endian), then a batch as `engines.batch_codec` encodes it
-    output frame:  msgpack array: values, keys or nil, headers or nil, origins or nil (see `OutputBatch`)
+    output frame:  msgpack array: values, then keys, headers, origins, timestamps, each or nil (see `OutputBatch`)
 
 Invariants: a file is written once, by one attempt, whose label is in its name; whoever reads it checks that it is as
 long as the receipt says, so that a folder that not all executors share is an error and never a loss.
@@ -58,6 +58,8 @@ class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
     headers: list[list[tuple[str, bytes | None]]] | None
     origins: list[tuple[str, int, int]] | None
     """(topic, partition, offset) of the input record that it stems from."""
+    timestamps: list[int] | None = None
+    """In ms since 1970; None: those of the client's clock."""
 
     def part(self, start: int, end: int) -> OutputBatch:
         """The outputs from *start* to before *end*."""
@@ -67,6 +69,7 @@ class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
             self.keys and self.keys[place],
             self.headers and self.headers[place],
             self.origins and self.origins[place],
+            self.timestamps and self.timestamps[place],
         )
 
 

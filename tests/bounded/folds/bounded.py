@@ -124,15 +124,9 @@ def table_of(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: 
     node, topic = graph.node(operator), find_topic(config.confluent(), manifest.pipeline)
     with closing(block_storage(config, topic, manifest.storage)) as blocks:
         return restore_table(
-            node,
-            groups,
-            graph.max_parallelism,
-            manifest.checkpoint,
-            snapshot,
-            blocks,
-            drops_fields=False,
+            node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, blocks, drops_fields=False,
             backend=HashMapBackend(),
-        )
+        )  # fmt: skip
 
 
 def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> dict[Any, Any]:

@@ -40,7 +40,7 @@ def broad(name: str) -> Pipeline:
 
 
 def every(name: str) -> Pipeline:
-    """Every operator there is, three sources, a union, two shuffles that follow each other, side outputs, six sinks."""
+    """Every operator there is, three sources, a union, two shuffles in a row, side outputs, seven sinks."""
     pipeline = everything(name, os.devnull)
     (
         pipeline.source("again", KafkaSource(f"{name}-again", value=Order))

@@ -59,7 +59,7 @@ class TestValues:
 
     def test_the_bytes_are_single_object_encoding(self) -> None:
         """A value is the mark, the schema's fingerprint and Avro binary, as the specification says."""
-        body = bytes([6]) + bytes([8]) + b"host" + bytes([84]) + b"\xd0\x0f" + b"\xa0\x1f" + bytes([2, 0, 0, 0, 0, 0])
+        body = bytes([6]) + bytes([8]) + b"host" + bytes([84]) + b"\xd0\x0f" + b"\xa0\x1f" + bytes([2, *[0] * 6])
         assert encode(INCARNATION) == b"\xc3\x01" + bytes.fromhex(FINGERPRINTS[Incarnation][-1]) + body
 
     def test_a_version_that_was_written_is_never_changed(self) -> None:
@@ -196,18 +196,14 @@ class TestKeys:
 
 FINGERPRINTS = {
     Manifest: [
-        "a0ee0191f086b58a",
-        "420546f873bd7de7",
-        "57be248af10ce47f",
-        "e942cc97b09aa6ae",
-        "f94a7e9d9cfdb206",
+        "a0ee0191f086b58a", "420546f873bd7de7", "57be248af10ce47f", "e942cc97b09aa6ae", "f94a7e9d9cfdb206",
         "6ee16d65b769dd95",
     ],
     Finalized: ["97b9bc06bfcdb453"],
-    Incarnation: ["c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb"],
+    Incarnation: ["c632357982f460cf", "b158923c13fbb150", "a4b39abdaec301cb", "bd89d7b11ccfd7e2"],
     Repair: ["1a1b454c5b4df844"],
     Block: ["d51d1de7b14f7065"],
-}
+}  # fmt: skip
 
 
 def _nested() -> list[type]:

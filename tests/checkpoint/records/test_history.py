@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -73,11 +74,42 @@ class TestReading:
         assert [each.number for each in read(manifest(1), *repairs).repairs_of(1)] == [1, 2, 10]
 
 
+OTHER = manifest(1, parallelism=9)
+DAMAGED: dict[str, tuple[list[Read], str, str, bool]] = {
+    "the newest manifest: going back behind it could emit its output again": (
+        [manifest(1), mark(1), ("manifest/2", b"garbage")], "manifest/2", "", True),
+    "the newest manifest, which is finalized": (
+        [manifest(1), mark(1), ("manifest/1", b"garbage")], "manifest/1", "", True),
+    "a mark whose manifest is gone": ([manifest(1), mark(1), mark(2)], "manifest/2", "its manifest is gone", True),
+    "a manifest under another's key": (
+        [("manifest/2", encode(manifest(1)))], "manifest/2", "belongs to manifest/1", True),
+    "two manifests of one checkpoint": ([manifest(1), OTHER], "manifest/1", "two different manifests", True),
+    "two, with a tombstone between": (
+        [manifest(1), ("manifest/1", None), OTHER], "manifest/1", "two different manifests", True),
+    "an older checkpoint": ([("manifest/1", b"garbage"), mark(1), manifest(2), mark(2)], "manifest/1", "", False),
+    "a repair that may stand in for what was lost": ([manifest(1), ("repair/1/1", b"garbage")], "repair/1/1", "", True),
+    "a repair that is not needed any more": (
+        [manifest(1), ("repair/1/1", b"garbage"), mark(1)], "repair/1/1", "", False),
+    "a mark, which repeats the commit": ([manifest(1), ("finalized/1", b"garbage")], "finalized/1", "", False),
+    "an incarnation, which counts all the same": (
+        [incarnation(1), ("incarnation/9", b"garbage")], "incarnation/9", "", False),
+}  # fmt: skip
+
+
 class TestDamage:
-    def test_garbage_is_kept_by_key(self) -> None:
-        history = read(manifest(1), mark(1), ("manifest/1", b"garbage"))
-        assert list(history.damaged) == ["manifest/1"]
-        assert history.manifests == {}
+    @pytest.mark.parametrize("case", DAMAGED)
+    def test_damage_is_kept_by_key_and_halts_where_the_newest_decision_needs_it(self, case: str) -> None:
+        log, key, why, halts = DAMAGED[case]
+        history = read(*log)
+        assert list(history.damaged) == [key]
+        assert why in history.damaged[key]
+        with pytest.raises(Halt, match=f"{key}: ") if halts else nullcontext():
+            history.halt_if_damaged()
+
+    def test_what_damage_does_not_hide(self) -> None:
+        assert read(manifest(1), manifest(1)).damaged == {}
+        assert read(manifest(1), ("finalized/1", b"garbage")).unfinalized == manifest(1)
+        assert read(incarnation(1), ("incarnation/9", b"garbage")).incarnation_latest == 9
 
     def test_damaged_checkpoints_are_those_behind_the_newest(self) -> None:
         """A checkpoint whose manifest cannot be read, or is gone, is known by its number until it is tombstoned."""
@@ -93,45 +125,6 @@ class TestDamage:
         history.read(b"manifest/1", encode(manifest(1)), None)
         history.read(b"manifest/2", encode(manifest(2)), hashlib.sha256(b"other").digest())
         assert set(history.damaged) == {"manifest/1", "manifest/2"}
-
-    def test_a_value_under_another_key_is_damage(self) -> None:
-        history = read(("manifest/2", encode(manifest(1))))
-        assert "belongs to manifest/1" in history.damaged["manifest/2"]
-
-    def test_two_manifests_of_one_checkpoint(self) -> None:
-        other = manifest(1, parallelism=9)
-        for between in ((), (("manifest/1", None),)):
-            history = read(manifest(1), *between, other)
-            assert "two different manifests" in history.damaged["manifest/1"]
-        assert read(manifest(1), manifest(1)).damaged == {}
-
-    def test_a_finalized_mark_without_its_manifest(self) -> None:
-        assert "its manifest is gone" in read(mark(4)).damaged["manifest/4"]
-
-    def test_a_damaged_incarnation_still_counts(self) -> None:
-        history = read(incarnation(1), ("incarnation/9", b"garbage"))
-        assert history.incarnation_latest == 9
-        history.halt_if_damaged()
-
-    def test_damage_of_the_newest_decision_halts(self) -> None:
-        """Going back behind an unreadable manifest could emit its output again: that is a halt which names it."""
-        for newest in (("manifest/2", b"garbage"), mark(2)):
-            with pytest.raises(Halt, match="manifest/2: "):
-                read(manifest(1), mark(1), newest).halt_if_damaged()
-
-    def test_damage_below_the_newest_decision_costs_only_an_old_checkpoint(self) -> None:
-        read(("manifest/1", b"garbage"), mark(1), manifest(2), mark(2)).halt_if_damaged()
-
-    def test_a_damaged_repair_halts_while_it_is_needed(self) -> None:
-        """A damaged repair hides which transaction stands in for the lost one, until the checkpoint is finalized."""
-        with pytest.raises(Halt, match="repair/1/1"):
-            read(manifest(1), ("repair/1/1", b"garbage")).halt_if_damaged()
-        read(manifest(1), ("repair/1/1", b"garbage"), mark(1)).halt_if_damaged()
-
-    def test_a_damaged_mark_only_repeats_the_commit(self) -> None:
-        history = read(manifest(1), ("finalized/1", b"garbage"))
-        history.halt_if_damaged()
-        assert history.unfinalized == manifest(1)
 
     def test_records_of_others(self) -> None:
         history = read(manifest(1), ("hello", b"world"))

@@ -23,7 +23,9 @@ from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import SILENCE_MS
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, OrderLog, Repair
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.checkpoint.store import client as store_client
+from exactlyonce.checkpoint.store import log_reader
+from exactlyonce.checkpoint.store.log_reader import LogFollower, read_history
 from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions import transactional_writer
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
@@ -371,3 +373,63 @@ def _write_on(store: Any, value: bytes) -> None:
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         store.write("again", value, partition=4)
+
+
+class TestFollowing:
+    def test_each_look_reads_what_came_since(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        starts: list[int | None] = []
+        real = log_reader.read_log
+
+        def read_log(config: Any, topic: str, end: int, start: int | None = None) -> Any:
+            starts.append(start)
+            return real(config, topic, end, start)
+
+        monkeypatch.setattr(log_reader, "read_log", read_log)
+        follower = LogFollower(store.config, store.pipeline)
+        assert follower.look().newest_incarnation is None
+        log = store.living()
+        for checkpoint in range(3):
+            assert log.appended(store.manifest(checkpoint)) is Outcome.DONE
+            assert log.appended(store.mark(checkpoint)) is Outcome.DONE
+            assert follower.look().manifests == read_history(store.config, store.pipeline).manifests
+        starts.clear()
+        follower.look()
+        assert starts == [], "nothing is new"
+        assert log.beaten(ended=True) is Outcome.DONE
+        newest = follower.look().newest_incarnation
+        assert newest is not None
+        assert newest.ended
+        (start,) = starts
+        assert start, "what was read is not read again"
+
+    def test_a_topic_that_is_gone_or_made_anew(self, store: Any) -> None:
+        store.living()
+        follower = LogFollower(store.config, store.pipeline)
+        assert follower.look().incarnation_latest == 1
+        admin, name = store.kafka.admin(), store.topic.name
+        admin.delete_topics([name])[name].result(LIMIT_S)
+        until(lambda: follower.look().incarnation_latest == 0)
+        prepare_topic(store.config, store.pipeline)
+        assert follower.look().newest_incarnation is None
+
+    def test_a_topic_that_is_deleted_during_a_look(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = store.living()
+        follower = LogFollower(store.config, store.pipeline)
+        assert follower.look().incarnation_latest == 1
+        assert log.beaten() is Outcome.DONE
+        real, admin, name = log_reader.read_log, store.kafka.admin(), store.topic.name
+
+        def read_log(*place: Any) -> Any:
+            admin.delete_topics([name])[name].result(LIMIT_S)
+            prepare_topic(store.config, store.pipeline)
+            return real(*place)
+
+        monkeypatch.setattr(log_reader, "read_log", read_log)
+        assert follower.look().incarnation_latest == 0
+
+    def test_the_first_look_connects(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(store_client, "REQUEST_TIMEOUT_S", 0.1)
+        follower = LogFollower({"bootstrap.servers": "127.0.0.1:1"}, "p")
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailable):
+                follower.look()

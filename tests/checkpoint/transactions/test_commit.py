@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from scripted_broker import World
 
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written
 from exactlyonce.checkpoint.requests import (
@@ -32,8 +33,6 @@ from exactlyonce.checkpoint.transactions.commit import (
 )
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
-C, B, R, U = EndAnswer.COMPLETED, EndAnswer.BUSY, EndAnswer.REFUSED, EndAnswer.UNKNOWN
-
 
 def committable(name: str, subtask: int = 0, checkpoint: int = 1, records: int = 5) -> Committable:
     return Committable(
@@ -42,34 +41,8 @@ def committable(name: str, subtask: int = 0, checkpoint: int = 1, records: int =
     )  # fmt: skip
 
 
-class Scripted:
-    """Answers EndTransactions from a script by id, the last answer permanently; keeps what was asked."""
-
-    def __init__(self, answers: dict[str, Sequence[EndAnswer]], fates: dict[str, Fate] | None = None) -> None:
-        self.answers = {name: list(each) for name, each in answers.items()}
-        self.fates = fates or {}
-        self.asked: list[Request] = []
-
-    def __call__(self, request: Request) -> Any:
-        self.asked.append(request)
-        match request:
-            case EndTransactions(endings):
-                return [self._answer(each.transactional_id) for each in endings]
-            case DescribeProducers():
-                return []
-            case Look(wanted):
-                return self.fates[wanted.transactional_id]
-            case Pause():
-                return None
-        raise AssertionError(request)
-
-    def _answer(self, name: str) -> EndAnswer:
-        script = self.answers[name]
-        return script.pop(0) if len(script) > 1 else script[0]
-
-    @property
-    def rounds(self) -> list[list[str]]:
-        return [[e.transactional_id for e in each.endings] for each in self.asked if isinstance(each, EndTransactions)]
+def rounds(world: World) -> list[list[str]]:
+    return [[each.transactional_id for each in request.endings] for request in world.of(EndTransactions)]
 
 
 def names(committables: list[Committable]) -> list[str]:
@@ -77,30 +50,30 @@ def names(committables: list[Committable]) -> list[str]:
 
 
 def test_a_commit_asks_for_exactly_the_transaction_that_the_committable_names() -> None:
-    world = Scripted({"a": [C]})
+    world = World()
     assert drive(commit([committable("a")]), world).fates == {"a": "committed"}
     assert world.asked == [EndTransactions((Ending("a", 7, 3),), commit=True), DescribeProducers((("t", 0),))]
 
 
 def test_answers_are_sorted_and_nothing_is_decided_about_the_refused_and_unknown() -> None:
-    world = Scripted({"a": [C], "b": [R], "c": [U]})
+    world = World({"b": "R", "c": "U"})
     commits = drive(commit([committable(name, subtask) for subtask, name in enumerate("abc")]), world)
     assert (commits.fates, names(commits.lost), names(commits.unknown)) == ({"a": "committed"}, ["b"], ["c"])
     assert (commits.held, commits.gone) == ([], [])
-    assert world.rounds == [["a", "b", "c"]]
+    assert rounds(world) == [["a", "b", "c"]]
 
 
 def test_while_the_broker_is_busy_the_same_commit_is_asked_again() -> None:
-    world = Scripted({"a": [C], "b": [B, B, C]})
+    world = World({"b": "BBC"})
     commits = drive(commit([committable("a", 0), committable("b", 1)]), world)
     assert commits.fates == {"a": "committed", "b": "committed"}
-    assert world.rounds == [["a", "b"], ["b"], ["b"]]
-    assert all(each.commit for each in world.asked if isinstance(each, EndTransactions))
-    assert sum(isinstance(each, Pause) for each in world.asked) == 2
+    assert rounds(world) == [["a", "b"], ["b"], ["b"]]
+    assert all(each.commit for each in world.of(EndTransactions))
+    assert len(world.of(Pause)) == 2
 
 
 def test_a_transaction_without_records_is_not_asked_about() -> None:
-    world = Scripted({})
+    world = World()
     assert drive(commit([committable("a", records=0)]), world) == Commits()
     assert world.asked == []
 
@@ -109,16 +82,16 @@ def test_the_transactions_of_one_subtask_are_committed_in_the_order_of_their_che
     carried = [
         committable("a3", 0, 3), committable("a1", 0, 1), committable("b2", 1, 2), committable("a2", 0, 2),
     ]  # fmt: skip
-    world = Scripted({"a1": [B, C], "a2": [C], "a3": [C], "b2": [C]})
+    world = World({"a1": "BC"})
     assert drive(commit(carried), world).fates.keys() == {"a1", "a2", "a3", "b2"}
-    assert world.rounds == [["a1", "b2"], ["a1"], ["a2"], ["a3"]]
+    assert rounds(world) == [["a1", "b2"], ["a1"], ["a2"], ["a3"]]
 
 
-@pytest.mark.parametrize("answer", [R, U])
-def test_behind_one_that_is_not_known_to_be_committed_the_later_ones_are_held(answer: EndAnswer) -> None:
+@pytest.mark.parametrize("answer", ["R", "U"])
+def test_behind_one_that_is_not_known_to_be_committed_the_later_ones_are_held(answer: str) -> None:
     """A repair of it must come before them in the log."""
     chain = [committable("a1", 0, 1), committable("a2", 0, 2), committable("a3", 0, 3), committable("b1", 1, 1)]
-    world = Scripted({"a1": [C], "a2": [answer], "b1": [C]})
+    world = World({"a2": answer})
     commits = drive(commit(chain), world)
     assert commits.fates == {"a1": "committed", "b1": "committed"}
     assert names(commits.lost + commits.unknown) == ["a2"]
@@ -136,7 +109,7 @@ def test_behind_one_that_is_not_known_to_be_committed_the_later_ones_are_held(an
 def test_the_unknown_are_settled_by_their_records(
     fate: Fate, fates: dict[str, str], lost: list[str], gone: list[str]
 ) -> None:
-    commits = drive(resolve_unknown(Commits(unknown=[committable("a")])), Scripted({}, {"a": fate}))
+    commits = drive(resolve_unknown(Commits(unknown=[committable("a")])), World(fates={"a": fate}))
     assert (commits.fates, names(commits.lost), names(commits.gone)) == (fates, lost, gone)
     assert commits.unknown == []
 
@@ -215,12 +188,12 @@ class Broker:
         _, producer_id, epoch = self.states[ending.transactional_id]
         if self.busy.get(ending.transactional_id, 0):
             self.busy[ending.transactional_id] -= 1
-            return B
+            return EndAnswer.BUSY
         if (producer_id, epoch) != (ending.producer_id, ending.epoch):
-            return U
+            return EndAnswer.UNKNOWN
         self.ended.append(ending.transactional_id)
         self.states[ending.transactional_id] = ("CompleteAbort", producer_id, epoch + 1)
-        return C
+        return EndAnswer.COMPLETED
 
 
 ANY_STATE = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
@@ -311,7 +284,7 @@ def test_a_sweep_that_never_succeeds_says_so() -> None:
     broker = Broker({"eo:p:out:0:1.0:0": "Ongoing"})
 
     def refuse(request: Request) -> Any:
-        return [U] * len(request.endings) if isinstance(request, EndTransactions) else broker(request)
+        return [EndAnswer.UNKNOWN] * len(request.endings) if isinstance(request, EndTransactions) else broker(request)
 
     with pytest.raises(BrokerUnavailable, match="Nothing was lost"):
         drive(sweep("p", 2, 0), refuse)

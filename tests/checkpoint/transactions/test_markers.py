@@ -132,12 +132,6 @@ def test_markers_that_are_there_cost_one_question() -> None:
     assert broker.asked == [DescribeProducers(PLACES)]
 
 
-def test_without_committables_nothing_is_asked() -> None:
-    broker = Broker()
-    drive(await_markers([], commit=True), broker)
-    assert broker.asked == []
-
-
 def test_late_markers_are_waited_for_with_growing_pauses() -> None:
     broker = Broker(7)
     broker.written_at_ms = 2_000
@@ -270,8 +264,9 @@ def test_what_holds_readers_back_is_released_by_abort(start: int) -> None:
     assert {owner for _, _, owner in broker.open} == {9}
 
 
-def test_with_nobody_to_release_nothing_is_asked() -> None:
+def test_without_committables_or_anybody_to_release_nothing_is_asked() -> None:
     broker = Broker(7)
+    drive(await_markers([], commit=True), broker)
     drive(release({}, PLACES), broker)
     drive(release({7: "a"}, ()), broker)
     assert broker.asked == []

@@ -80,25 +80,27 @@ class Broker:
         self.epoch += 1
 
 
-def test_an_id_that_was_never_used_needs_nothing() -> None:
-    broker = Broker(None)
+FENCED = ("end", False)
+SETTLED: dict[str, tuple[str | None, list[tuple[str, int]], list[tuple[str, bool]]]] = {
+    "an id that was never used needs nothing": (None, [], []),
+    **{f"an idle writer is fenced: {state}": (state, [], [FENCED])
+       for state in ("Empty", "CompleteCommit", "CompleteAbort")},
+    "lost markers get the verdict that the id shows: commit": ("CompleteCommit", LOG[:1], [("markers", True), FENCED]),
+    "lost markers get the verdict that the id shows: abort": ("CompleteAbort", LOG[:1], [("markers", False), FENCED]),
+    "an end under way is waited for: commit": ("PrepareCommit", LOG, [("markers", True), FENCED]),
+    "an end under way is waited for: abort": ("PrepareAbort", LOG, [("markers", False), FENCED]),
+    "what was not asked to be committed is aborted": ("Ongoing", LOG, [("end", False), FENCED]),
+    "what is open though the id was initialised since has been seen by nobody, and is aborted": (
+        "Empty", LOG[:1], [("markers", False), FENCED]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SETTLED)
+def test_an_id_is_settled_by_the_verdict_that_it_shows(case: str) -> None:
+    state, open_, verdicts = SETTLED[case]
+    broker = Broker(state, *open_)
     drive(settle(NAME, LOG), broker)
-    assert broker.verdicts == []
-
-
-@pytest.mark.parametrize("state", ["Empty", "CompleteCommit", "CompleteAbort"])
-def test_an_idle_writer_is_fenced(state: str) -> None:
-    broker = Broker(state)
-    drive(settle(NAME, LOG), broker)
-    assert broker.verdicts == [("end", False)]
-
-
-@pytest.mark.parametrize(("state", "commit"), [("CompleteCommit", True), ("CompleteAbort", False)])
-def test_lost_markers_get_the_verdict_that_the_id_shows(state: str, commit: bool) -> None:
-    broker = Broker(state, LOG[0])
-    drive(settle(NAME, LOG), broker)
-    assert broker.verdicts == [("markers", commit), ("end", False)]
-    assert broker.open == set()
+    assert (broker.verdicts, broker.open) == (verdicts, set())
 
 
 @pytest.mark.parametrize(("state", "commit"), [("CompleteCommit", False), ("CompleteAbort", True)])
@@ -116,32 +118,11 @@ def test_a_verdict_that_was_overtaken_is_written_nowhere(state: str, commit: boo
     assert broker.open == set()
 
 
-@pytest.mark.parametrize(("state", "commit"), [("PrepareCommit", True), ("PrepareAbort", False)])
-def test_an_end_under_way_is_waited_for(state: str, commit: bool) -> None:
-    broker = Broker(state, *LOG)
-    drive(settle(NAME, LOG), broker)
-    assert broker.verdicts == [("markers", commit), ("end", False)]
-
-
-def test_what_was_not_asked_to_be_committed_is_aborted() -> None:
-    broker = Broker("Ongoing", *LOG)
-    drive(settle(NAME, LOG), broker)
-    assert broker.verdicts == [("end", False), ("end", False)]
-
-
 def test_a_writer_that_is_quicker_than_the_fence_is_looked_at_again() -> None:
     broker = Broker("CompleteCommit")
     broker.writes_before_the_fence = 2
     drive(settle(NAME, LOG), broker)
     assert broker.verdicts == [("end", False)]
-
-
-def test_what_nobody_knows_the_end_of_is_aborted() -> None:
-    """Open, and the id was initialised since: nobody has acted upon what readers never saw, so that it is aborted."""
-    broker = Broker("Empty", LOG[0])
-    drive(settle(NAME, LOG), broker)
-    assert broker.verdicts == [("markers", False), ("end", False)]
-    assert broker.open == set()
 
 
 def test_another_producer_on_the_log_is_none_of_ours() -> None:

@@ -44,18 +44,11 @@ def test_what_waits_for_a_store() -> None:
 def test_all_of_one() -> None:
     shown = {line[:16].strip(): line[16:] for line in [*OPEN.in_full(NOW_MS, 100)][1:]}
     assert {name: content for name, content in shown.items() if name != "since"} == {
-        "kind": "transaction",
-        "state": "Ongoing",
-        "decided": "in checkpoint 1",
-        "sink": "out, subtask 0",
-        "written by": "incarnation 1, attempt 0",
-        "cut at": "the barrier of checkpoint 1",
-        "records": "700",
-        "producer": "id 3, epoch 0",
-        "left": "14m 57s, then the broker aborts it",
-        "partitions": "order-totals[1] offset 40 and on, 700 records",
-        "next": "the next run commits it",
-    }
+        "kind": "transaction", "state": "Ongoing", "decided": "in checkpoint 1", "sink": "out, subtask 0",
+        "written by": "incarnation 1, attempt 0", "cut at": "the barrier of checkpoint 1", "records": "700",
+        "producer": "id 3, epoch 0", "left": "14m 57s, then the broker aborts it",
+        "partitions": "order-totals[1] offset 40 and on, 700 records", "next": "the next run commits it",
+    }  # fmt: skip
     assert shown["since"].endswith(", for 2.1 s")
 
 

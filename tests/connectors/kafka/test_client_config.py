@@ -59,13 +59,9 @@ class TestBothLibraries:
         arguments = config.kafka_python()
         assert isinstance(arguments.pop("ssl_context"), ssl.SSLContext)
         assert arguments == {
-            "bootstrap_servers": ["127.0.0.1:9092"],
-            "client_id": "me",
-            "security_protocol": "SASL_SSL",
-            "sasl_mechanism": "SCRAM-SHA-512",
-            "sasl_plain_username": "alice",
-            "sasl_plain_password": CANARY,
-        }
+            "bootstrap_servers": ["127.0.0.1:9092"], "client_id": "me", "security_protocol": "SASL_SSL",
+            "sasl_mechanism": "SCRAM-SHA-512", "sasl_plain_username": "alice", "sasl_plain_password": CANARY,
+        }  # fmt: skip
 
     def test_aliases(self) -> None:
         config = ClientConfig({"metadata.broker.list": "a:1, PLAINTEXT://b:2"})

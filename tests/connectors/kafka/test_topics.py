@@ -74,16 +74,13 @@ def test_missing(cluster: Any, topic: str) -> None:
         ({"partitions": 0}, "partition count"),
         ({"settings": {"segment.ms": "often"}}, "settings: .*segment.ms"),
         ({"settings": {"no.such.setting": "1"}}, "settings: .*no.such.setting"),
+        ({"name": "a/b"}, "name"),
     ],
 )
 def test_what_the_broker_refuses(cluster: Any, topic_name: str, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"{topic_name} because of its {message}"):
-        cluster.topics.create(topic_name, **arguments)
-
-
-def test_a_name_that_is_none(cluster: Any) -> None:
-    with pytest.raises(ConfigError, match="because of its name"):
-        cluster.topics.create("a/b")
+    given = {"name": topic_name, **arguments}
+    with pytest.raises(ConfigError, match=f"{given['name']} because of its {message}"):
+        cluster.topics.create(**given)
 
 
 def test_offsets(cluster: Any, topic: str) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import signal
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
@@ -96,12 +93,6 @@ class TestTheTableOfAnswers:
         state = msgspec.structs.replace(state, transactional_id=topic)
         return end(cluster, state, commit=how == "commit")
 
-    def test_a_producer_whose_transaction_was_ended_is_fenced(self, cluster: Any, topic: str) -> None:
-        producer = cluster.open(topic, topic, VALUES)
-        end(cluster, cluster.state(topic), commit=True)
-        with pytest.raises(KafkaException, match=FENCED):
-            producer.commit_transaction(LIMIT_S)
-
     def test_commit_again_at_once(self, cluster: Any, topic: str) -> None:
         attempts = itertools.count()
 
@@ -128,56 +119,7 @@ class TestTheTableOfAnswers:
         assert cluster.state(topic) == opened
 
 
-KILLED_WRITER = """
-import sys, time
-from confluent_kafka import Producer
-servers, topic = sys.argv[1:]
-producer = Producer({"bootstrap.servers": servers, "transactional.id": topic, "transaction.timeout.ms": 600_000})
-producer.init_transactions()
-producer.begin_transaction()
-for number in range(100):
-    producer.produce(topic, b"%03d" % number, partition=number % 2)
-assert producer.flush() == 0
-print("flushed", flush=True)
-time.sleep(600)
-"""
-
-
-def test_commit_of_a_killed_producer(cluster: Any, topic: str) -> None:
-    command = [sys.executable, "-c", KILLED_WRITER, cluster.config.bootstrap_servers, topic]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "flushed\n"
-        os.kill(writer.pid, signal.SIGKILL)
-    opened = cluster.state(topic)
-    assert cluster.visible_now(topic) == []
-    assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
-    assert cluster.visible(topic) == VALUES
-
-
 class TestDescribing:
-    def test_an_open_transaction_names_its_partitions(self, cluster: Any, topic: str) -> None:
-        cluster.open(topic, topic, VALUES, transaction_timeout_ms=123_456)
-        opened = cluster.state(topic)
-        assert sorted(opened.partitions) == [(topic, 0), (topic, 1)]
-        assert opened.timeout_ms == 123_456
-        assert opened.start_time_ms > 0
-
-    def test_producers_prove_the_count(self, cluster: Any, topic: str) -> None:
-        cluster.open(topic, topic, VALUES[:61])
-        opened = cluster.state(topic)
-        shown = {each.partition: each for each in cluster.transactions.producers(opened.partitions)}
-        assert {partition: each.last_sequence + 1 for partition, each in shown.items()} == {0: 31, 1: 30}
-        assert {each.transaction_start_offset for each in shown.values()} == {0}
-        assert {(each.producer_id, each.epoch) for each in shown.values()} == {(opened.producer_id, opened.epoch)}
-
-    def test_a_producer_without_transaction_has_no_start(self, cluster: Any, topic: str) -> None:
-        cluster.open(topic, topic, VALUES)
-        opened = cluster.state(topic)
-        end(cluster, opened, commit=True)
-        cluster.visible(topic)
-        assert {each.transaction_start_offset for each in cluster.transactions.producers(opened.partitions)} == {None}
-
     def test_producers_of_a_missing_topic(self, cluster: Any, topic: str) -> None:
         with pytest.raises(TopicError, match=f"{topic}-missing"):
             cluster.transactions.producers([(f"{topic}-missing", 0)])

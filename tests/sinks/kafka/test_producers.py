@@ -58,7 +58,7 @@ def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> Non
         made.append(settings)
         return NoProducer()
 
-    def failed(reason: str, kind: Any = None) -> None:
+    def failed(reason: str, kind: Any = None, of_times: bool = False) -> None:
         raise AssertionError(reason)
 
     monkeypatch.setattr(producers, "make_producer", make)

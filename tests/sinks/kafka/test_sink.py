@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from datetime import datetime, timedelta, timezone
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -113,6 +114,29 @@ def test_headers_that_are_none_are_refused(headers: Any, why: str) -> None:
     sink: KafkaSink[Total] = KafkaSink("t", headers=lambda total: headers if total is bob else [("v", b"1")])
     with pytest.raises(TypeError, match=f"^headers= .*{why}"):
         sink.encoder(Total).headers([ann, bob])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[1, 1_700_000_000_000], [1, datetime(2023, 11, 14, 23, 13, 20, 999, tzinfo=timezone(timedelta(hours=1)))]],
+    ids=["ms", "a datetime"],
+)
+def test_times_come_from_a_function(given: list[Any]) -> None:
+    sink: KafkaSink[int] = KafkaSink("t", timestamp=given.__getitem__)
+    assert sink.encoder(int).encode([0, 1]).timestamps == [1, 1_700_000_000_000]
+    assert KafkaSink("t").encoder(int).encode([0, 1]).timestamps is None
+
+
+@pytest.mark.parametrize(
+    "time",
+    [None, 0, -1, 1.5, True, "2026", 1 << 63, datetime(2026, 1, 1), datetime(1969, 1, 1, tzinfo=timezone.utc)],
+    ids=repr,
+)
+def test_times_that_are_none_are_refused(time: Any) -> None:
+    """0 too, which the client takes for its own time."""
+    sink: KafkaSink[int] = KafkaSink("t", timestamp=[1, time].__getitem__)
+    with pytest.raises((TypeError, ValueError), match=r"^timestamp= has given .* it is to give milliseconds"):
+        sink.encoder(int).encode([0, 1])
 
 
 def test_headers_may_be_text_and_any_sequence() -> None:

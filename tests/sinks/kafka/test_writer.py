@@ -41,6 +41,9 @@ MEGABYTE = 1_000_000
 HELD_MAX = 200 * MEGABYTE
 """Of the client's queue, of the backlog, and of copies on the way."""
 
+FAR_MS = 4_102_444_800_000
+"""The year 2100: topics take no time that is more than an hour ahead, unless they are told."""
+
 Make = Callable[..., KafkaWriter]
 
 
@@ -105,6 +108,30 @@ def test_a_record_that_the_broker_refuses(kafka: KafkaCluster, topic_name: str, 
     assert writer.take_flushed(1) is None
 
 
+@pytest.mark.parametrize("headers", [None, [[("by", b"x")]] * 2], ids=["plain", "with headers"])
+def test_times_of_records(kafka: KafkaCluster, topic_name: str, writer_at: Make, headers: Any) -> None:
+    kafka.create_topic(topic_name)
+    writer = writer_at(kafka, topic_name, {})
+    writer.write(Outputs([b"1", b"2"], None, headers, [7, FAR_MS]))
+    writer.barrier(1)
+    with pytest.raises(
+        RecordError, match=rf"sink 'out': a record for {topic_name}.* message\.timestamp\.after.*"
+    ) as error:
+        poll_on(writer)
+    assert "from 1970-01-01T00:00:00.007+00:00 to 2100-01-01T00:00:00.000+00:00." in str(error.value)
+
+
+@pytest.mark.parametrize("times_ms", [[FAR_MS] * 2, [7, FAR_MS], [7, FAR_MS, FAR_MS]], ids=["all", "one", "two"])
+def test_times_of_a_batch(kafka: KafkaCluster, topic_name: str, writer_at: Make, times_ms: list[int]) -> None:
+    """Where several records of a batch are refused, the client has a reason for none of them."""
+    kafka.create_topic(topic_name)
+    writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
+    writer.write(Outputs([b"1"] * len(times_ms), [b"a"] * len(times_ms), None, times_ms))
+    writer.barrier(1)
+    with pytest.raises(RecordError, match=r"message\.timestamp\.after.* to 2100-01-01T00:00:00.000\+00:00\."):
+        poll_on(writer)
+
+
 def test_a_record_that_the_client_refuses(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
     kafka.create_topic(topic_name)
     writer = writer_at(kafka, topic_name, {"message.max.bytes": 2_000})
@@ -112,10 +139,13 @@ def test_a_record_that_the_client_refuses(kafka: KafkaCluster, topic_name: str, 
         writer.write(Outputs([b"small", bytes(5_000)], [b"a", b"b"], None))
 
 
-def test_a_record_without_a_key_for_a_compacted_topic(kafka: KafkaCluster, topic_name: str, writer_at: Make) -> None:
+@pytest.mark.parametrize("keys", [None, [b"a", None, None]], ids=["none", "behind one with a key"])
+def test_a_record_without_a_key_for_a_compacted_topic(
+    kafka: KafkaCluster, topic_name: str, writer_at: Make, keys: Any
+) -> None:
     kafka.create_topic(topic_name, cleanup_policy="compact")
-    writer = writer_at(kafka, topic_name, {})
-    writer.write(Outputs([b"1", b"2"], None, None))
+    writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
+    writer.write(Outputs([b"1", b"2", b"3"], keys, None))
     writer.barrier(1)
     with pytest.raises(RecordError, match=r"failed to validate record.* compacted.* give the sink key="):
         poll_on(writer)

@@ -6,10 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import datetime
-from decimal import Decimal
 from functools import partial
-from threading import Event, Thread
 from typing import Any
 
 import msgspec
@@ -189,7 +186,6 @@ def test_names_are_quoted(mariadb: Any, stores: Stores) -> None:
 
 # --- while rows wait --------------------------------------------------------------------------------------------------
 
-CHANGED = "encoded for other types of its columns"
 CONSTRAINTS = [
     ("MODIFY cents INT", ("Out of range value", "(1264). The table has changed since the rows")),
     ("DROP cents", ("Unknown column 'cents'", "(1054)")),
@@ -208,39 +204,6 @@ def test_rows_that_the_server_refuses(mariadb: Any, stores: Stores, change: str,
     assert mariadb.sql("SELECT count(*) FROM totals") == [(0,)]
 
 
-class Priced(msgspec.Struct):
-    customer: str
-    price: Decimal
-    at: datetime
-    size: float
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("MODIFY price DECIMAL(9,1)", CHANGED), ("MODIFY at DATETIME(0)", CHANGED), ("MODIFY at TIMESTAMP(6)", CHANGED),
-        ("MODIFY customer CHAR(20)", CHANGED), ("MODIFY size DOUBLE(9,1)", CHANGED),
-        ("CHANGE size SIZE DOUBLE(9,1)", "has no column size"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("mode", ["append", "upsert"])
-def test_a_column_that_becomes_another(mariadb: Any, stores: Stores, mode: str, change: str, said: str) -> None:
-    """A column that would round or shift values is refused; a wider one, or a name in another case, is not."""
-    columns = "customer VARCHAR(20) PRIMARY KEY, price DECIMAL(9,2), at DATETIME(6), size DOUBLE"
-    mariadb.sql(f"CREATE TABLE totals ({columns})")
-    store = stores(Priced, mode=mode, key=key_of(mode))
-    row = ("ann ", Decimal("1.25"), datetime(2026, 3, 1, 12, 0, 0, 500000), 1.25)
-    encoded = store.encoder().encode([Priced(*row)])
-    mariadb.sql(f"ALTER TABLE totals {change}")
-    for _ in range(2):
-        refused(lambda: store.write(encoded), StoreError, said)
-    assert mariadb.sql("SELECT count(*) FROM totals") == [(0,)]
-    mariadb.sql("DROP TABLE totals")
-    mariadb.sql(f"CREATE TABLE totals ({columns.replace('20', '30').replace('9,2', '12,2')})")
-    store.write(encoded)
-    assert mariadb.sql("SELECT * FROM totals") == [row]
-
-
 @pytest.mark.parametrize("mode", ["append", "upsert", "delete"])
 def test_a_table_stays_as_it_is_while_rows_go_into_it(mariadb: Any, stores: Stores, mode: str) -> None:
     """No ALTER TABLE comes between the look at its columns and its rows."""
@@ -255,29 +218,6 @@ def test_a_table_stays_as_it_is_while_rows_go_into_it(mariadb: Any, stores: Stor
 
     store.write(chunks())
     assert mariadb.sql("SELECT count(*) FROM totals") == [(int(mode != "delete"),)]
-
-
-def test_a_table_that_is_just_being_altered_takes_rows(mariadb: Any, stores: Stores) -> None:
-    """MariaDB shows its columns to no transaction that has locked another table: they are read after its lock."""
-    mariadb.sql("CREATE TABLE totals (customer VARCHAR(20), cents BIGINT)")
-    store = stores(Total)
-    store.check()
-    store.fence("p", "s", 1, "origin")
-    encoded = store.encoder().encode([Total("ann", 1)])
-    done = Event()
-
-    def alter() -> None:
-        while not done.is_set():
-            mariadb.sql("ALTER TABLE totals FORCE")
-
-    (altering := Thread(target=alter)).start()
-    try:
-        for checkpoint in range(1, 101):
-            assert store.apply(encoded, msgspec.structs.replace(FIRST, checkpoint=checkpoint))
-    finally:
-        done.set()
-        altering.join()
-    assert mariadb.sql("SELECT count(*) FROM totals") == [(100,)]
 
 
 # --- what passes by itself --------------------------------------------------------------------------------------------
@@ -302,9 +242,7 @@ def test_no_connection_left(mariadb: Any, stores: Stores, shop: str) -> None:
          "max_statement_time = 0.2", "was told to end the statement, by KILL or by its max_statement_time"),
     ],
 )  # fmt: skip
-def test_a_setting_of_the_server(
-    mariadb: Any, stores: Stores, shop: str, sql: str, setting: str, said: str
-) -> None:
+def test_a_setting_of_the_server(mariadb: Any, stores: Stores, shop: str, sql: str, setting: str, said: str) -> None:
     run(mariadb, f"{TABLE}; {sql}")
     store = stores(Total, dsn=shop)
     encoded = store.encoder().encode([Total("ann", 1)])

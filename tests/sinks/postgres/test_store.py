@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
-from decimal import Decimal
-from threading import Event, Thread
+from datetime import timedelta
 
 import msgspec
-import psycopg
 import pytest
 from postgres_rows import ORIGIN, Database, Total, chunks, entry
 from table_keys import key_of
@@ -34,61 +31,6 @@ def test_rows_of_other_columns_are_not_mistaken(database: Database) -> None:
         store.apply([chunks(store, [Total("ann", 1)])[0] + later[0]], entry(1))
     assert database.totals() == []
     assert other.apply(later, entry(1))
-
-
-class Priced(msgspec.Struct, frozen=True):
-    """A row whose values a column may round or shift."""
-
-    customer: str
-    price: Decimal
-    at: datetime
-
-
-@pytest.mark.parametrize("mode", ["append", "upsert"])
-@pytest.mark.parametrize(
-    "change",
-    [
-        "ALTER COLUMN price TYPE numeric(9,1)", "ALTER COLUMN price TYPE double precision",
-        "ALTER COLUMN at TYPE timestamp", "ALTER COLUMN at TYPE timestamptz(0)",
-        "RENAME TO before; CREATE TABLE totals (customer text UNIQUE NOT NULL, price numeric(9,2), at timestamp)",
-    ],
-)  # fmt: skip
-def test_a_column_that_becomes_another_while_rows_wait(database: Database, mode: str, change: str) -> None:
-    """What it would round or shift is refused, until it is what it was; the same, only wider, is taken."""
-    database.execute("CREATE TABLE totals (customer varchar(9) UNIQUE NOT NULL, price numeric(9,2), at timestamptz)")
-    store = database.ready(Priced, mode=mode, key=key_of(mode))
-    at = datetime(2026, 3, 1, 12, 0, 0, 500000, tzinfo=timezone(timedelta(hours=2)))
-    waiting = chunks(store, [Priced("ann", Decimal("1.25"), at)])
-    for statement in f"ALTER TABLE totals {change}".split(";"):
-        database.execute(statement)
-    for again in (store, database.store(Priced, mode=mode, key=key_of(mode), create=False)):
-        with pytest.raises(StoreError, match=r"encoded for other columns.*with the table as it was"):
-            again.apply(waiting, entry(1))
-    assert database.execute("SELECT count(*) FROM totals") == [(0,)]
-    database.execute("DROP TABLE totals")
-    database.execute("CREATE TABLE totals (customer text UNIQUE NOT NULL, price numeric(12,2), at timestamptz)")
-    assert store.apply(waiting, entry(1))
-    assert database.execute("SELECT * FROM totals") == [("ann", Decimal("1.25"), at)]
-
-
-def test_a_table_that_another_takes_the_place_of_takes_rows(database: Database) -> None:
-    """In one transaction a table is renamed, and another made: rows go into one of them, and never is there none."""
-    store = database.ready()
-    waiting = chunks(store, [Total("ann", 1)])
-    done = Event()
-
-    def replace() -> None:
-        with psycopg.connect(database.server.dsn(database.name), autocommit=True) as connection:
-            while not done.is_set():
-                connection.execute("ALTER TABLE totals RENAME TO old; CREATE TABLE totals (LIKE old); DROP TABLE old")
-
-    (replacing := Thread(target=replace)).start()
-    try:
-        for checkpoint in range(1, 101):
-            assert store.apply(waiting, entry(checkpoint))
-    finally:
-        done.set()
-        replacing.join()
 
 
 class Lasting(msgspec.Struct, frozen=True):

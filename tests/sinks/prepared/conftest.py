@@ -32,19 +32,11 @@ def preparing(
 @pytest.fixture
 def run(kafka: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """`run("prepared_totals:totals", "--param", ...)` starts `exactlyonce run`; killed with the test."""
-    from running import Run
+    from running import runs_of
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*RIGS, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
-    runs: list[Any] = []
-
-    def start(target: str, *arguments: str, **options: Any) -> Any:
-        runs.append(Run(kafka.bootstrap_servers, target, *arguments, **options))
-        return runs[-1]
-
-    yield start
-    for each in runs:
-        if each.process.poll() is None:
-            each.kill()
+    with runs_of(kafka) as start:
+        yield start
 
 
 @pytest.fixture
@@ -53,5 +45,5 @@ def job(kafka: Any, topic_name: str, preparing: Any, run: Any) -> Any:
     from prepared_job import PreparedJob
 
     made = PreparedJob(kafka, topic_name, preparing, run)
-    made.feed()
+    made.feed(2000)
     return made

@@ -30,7 +30,7 @@ def killed_at(job: PreparedJob, folder: Path, failpoint: str, *more: str) -> Non
     fired = folder / failpoint
     fired.mkdir()
     armed = {"EXACTLYONCE_FAILPOINTS": f"{failpoint}=kill@1", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
-    ended = job.run("--until", "latest", "--checkpoint-interval", "5m", *more, env=armed)
+    ended = job.start("--until", "latest", "--checkpoint-interval", "5m", *more, env=armed)
     assert ended.wait() == -9, ended.said
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from prepared_job import PreparedJob
 from running import abort_while_a_worker_sleeps
+from waiting import until
 
 from exactlyonce.pipeline.failpoints import NAMES
-from exactlyonce.testing.cluster import LIMIT_S
 
 pytestmark = pytest.mark.broker
 
@@ -23,26 +23,19 @@ ONCE = ("coordinator-opened", "coordinator-swept", "worker-restored")
 """Steps that a run takes once."""
 
 
-def killed_before_a_commit(folder: Path) -> dict[str, str]:
-    """The environment of a leader that dies when a checkpoint with rows is decided, and nothing of it is committed."""
+def armed(folder: Path, name: str = "store-committing", nth: int = 1) -> dict[str, str]:
+    """The environment of a run that is killed there: once a checkpoint with rows is decided, and nothing committed."""
     fired = folder / "fired"
     fired.mkdir()
-    return {"EXACTLYONCE_FAILPOINTS": "store-committing=kill@1", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
+    return {"EXACTLYONCE_FAILPOINTS": f"{name}=kill@{nth}", "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
 
 
 @pytest.mark.exhaustive(matrix=True, in_all=["postgres-store-entering"])
 @pytest.mark.parametrize("name", PLACES)
 def test_kills(name: str, job: PreparedJob, tmp_path: Path) -> None:
-    fired = tmp_path / "fired"
-    fired.mkdir()
-    armed = f"{name}=kill@{1 if name in ONCE else 2}"
-    env = {"EXACTLYONCE_FAILPOINTS": armed, "EXACTLYONCE_FAILPOINTS_FIRED": str(fired)}
-    running = job.run("--parallelism", "2", env=env)
-    deadline = time.monotonic() + LIMIT_S
-    while not (fired / name).exists():
-        assert time.monotonic() < deadline, f"the planned kill happened: {running.said}"
-        job.feed(100)
-        time.sleep(0.1)
+    running = job.start("--parallelism", "2", env=armed(tmp_path, name, 1 if name in ONCE else 2))
+    killed = tmp_path / "fired" / name
+    until(killed.exists, meanwhile=lambda: job.feed(100), told=lambda: running.said, pause_s=0.1)
     if name.startswith(IN_WORKERS):
         running.await_checkpoint()
         running.kill()
@@ -55,7 +48,7 @@ def test_kills(name: str, job: PreparedJob, tmp_path: Path) -> None:
 @pytest.mark.exhaustive(matrix=True)
 def test_the_store_is_killed(job: PreparedJob) -> None:
     """What is prepared survives; the interval that was open is computed again."""
-    running = job.run("--parallelism", "2")
+    running = job.start("--parallelism", "2")
     running.await_checkpoint()
     for _ in range(3):
         job.feed(3000)
@@ -69,20 +62,11 @@ def test_the_store_is_killed(job: PreparedJob) -> None:
 
 
 @pytest.mark.exhaustive(matrix=True)
-def test_the_store_is_killed_and_the_pipeline_too(job: PreparedJob, tmp_path: Path) -> None:
-    assert job.run("--parallelism", "2", env=killed_before_a_commit(tmp_path)).wait() == -9
-    job.preparing.kill()
-    assert job.preparing.listed()
-    job.finish("--parallelism", "3")
-    job.assert_exact()
-
-
-@pytest.mark.exhaustive(matrix=True)
 def test_an_aborted_checkpoint(job: PreparedJob, tmp_path: Path) -> None:
     """What was prepared for it is carried by the next one, at whose decision it is committed."""
     job.feed(1000)
     slow = ("--parallelism", "2", "--checkpoint-timeout", "2s", "--tolerable-failed", "50")
-    running = job.run("--param", f"folder={tmp_path}", *slow)
+    running = job.start("--param", f"folder={tmp_path}", *slow)
     running.await_checkpoint()
     job.fed += abort_while_a_worker_sleeps(running, job.kafka, f"{job.name}-in", tmp_path, len(job.fed))
     running.await_checkpoint()
@@ -94,13 +78,13 @@ def test_an_aborted_checkpoint(job: PreparedJob, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive(matrix=True)
 def test_somebody_rolls_back_what_was_decided(job: PreparedJob, tmp_path: Path) -> None:
-    assert job.run(env=killed_before_a_commit(tmp_path)).wait() == -9
+    assert job.start(env=armed(tmp_path)).wait() == -9
     name, *_ = job.preparing.listed()
     job.preparing.by_hand(name, commit=False)
-    halted = job.run("--until", "latest")
+    halted = job.start("--until", "latest")
     assert halted.wait() == 6, halted.said
     assert "is gone, and was not committed" in halted.said
-    (number,) = {word.strip(".`") for word in halted.said.split("--accept-loss ")[-1:] for word in word.split()[:1]}
+    number = halted.said.split("--accept-loss ")[-1].split("`")[0]
     job.finish("--accept-loss", number)
     before = len(job.fed)
     job.feed(100)
@@ -125,7 +109,7 @@ def test_from_one_way_to_commit_to_the_other(job: PreparedJob) -> None:
 def test_incarnations_that_crash_at_random(job: PreparedJob, seed: int) -> None:
     chance = random.Random(seed)
     for incarnation in range(15):
-        running: Any = job.run("--parallelism", str(chance.choice((1, 2, 3))))
+        running: Any = job.start("--parallelism", str(chance.choice((1, 2, 3))))
         job.feed(300)
         time.sleep(chance.uniform(0.3, 3))
         running.kill()

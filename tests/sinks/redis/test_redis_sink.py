@@ -23,24 +23,15 @@ def problems(type_: Any = Total, url: str = "env:CACHE", **options: Any) -> list
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"kind": "hash"},
-        {"kind": "stream", "maxlen": 10},
-        {"kind": "stream", "value": AvroCodec(Total)},
+        {}, {"kind": "hash"}, {"kind": "stream", "maxlen": 10}, {"kind": "stream", "value": AvroCodec(Total)},
         {"value": AvroCodec(Total), "hash_tag": "shop", "durable": False, "part_rows": 1},
-        {"delivery": "at_least_once"},
-        {"url": "redis://cache:6379/0"},
-        {"url": "redis://ann@cache:6379/0"},
-        {"url": "file:/run/secrets/cache"},
-        {"url": "rediss://cache"},
-        {"url": "unix:///run/redis.sock?db=1"},
-        {"type_": Record[Total], "key": None},
-        {"type_": dict[str, int], "kind": "hash"},
-        {"type_": Total | None, "kind": "hash"},
-        {"type_": str},
+        {"delivery": "at_least_once"}, {"url": "redis://cache:6379/0"}, {"url": "redis://ann@cache:6379/0"},
+        {"url": "file:/run/secrets/cache"}, {"url": "rediss://cache"}, {"url": "unix:///run/redis.sock?db=1"},
+        {"type_": Record[Total], "key": None}, {"type_": dict[str, int], "kind": "hash"},
+        {"type_": Total | None, "kind": "hash"}, {"type_": str},
     ],
     ids=lambda options: ",".join(options) or "nothing",
-)
+)  # fmt: skip
 def test_what_is_right_has_no_problem(options: dict[str, Any]) -> None:
     assert problems(**options) == []
 

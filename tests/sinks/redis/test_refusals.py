@@ -36,17 +36,13 @@ def with_user(server: RedisServer, *rules: str) -> str:
     return f"redis://sink:{CANARY}@127.0.0.1:{server.port}/0"
 
 
-def test_a_wrong_password(server: RedisServer) -> None:
-    server.client.acl_setuser("ann", enabled=True, reset=True, passwords=["+right"])
-    store = store_of(f"redis://ann:{CANARY}@127.0.0.1:{server.port}/0")
-    texts = (f"Redis at 127.0.0.1:{server.port} refuses the user or the password", "Correct them in the URL")
-    refused(store.check, StoreError, *texts)
-
-
-def test_a_password_that_is_missing(own_server: Own) -> None:
+def test_a_password_that_is_missing_or_wrong(own_server: Own) -> None:
     server = own_server(requirepass=CANARY)
-    refused(store_of(server.url).check, StoreError, "refuses the user or the password")
-    store_of(f"redis://:{CANARY}@127.0.0.1:{server.port}").check()
+    address = f"127.0.0.1:{server.port}"
+    texts = (f"Redis at {address} refuses the user or the password", "Correct them in the URL")
+    for url in (server.url, f"redis://:{CANARY}x@{address}/0", f"redis://ann:{CANARY}@{address}/0"):
+        refused(store_of(url).check, StoreError, *texts)
+    store_of(f"redis://:{CANARY}@{address}").check()
 
 
 def test_the_url_is_looked_up_when_a_connection_is_made(

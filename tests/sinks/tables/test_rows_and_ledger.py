@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from threading import Event, Thread
+
 import msgspec
 import pytest
-from table_stores import TOTALS, Tables, Total, entry, on_mariadb
+from table_keys import key_of
+from table_stores import ORIGIN, TOTALS, Tables, Total, entry, on_mariadb
 
 from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StoreError
 
@@ -82,6 +87,90 @@ def test_a_ledger_lost_during_the_run_stops_it(tables: Tables, statement: str, s
     with pytest.raises(StoreError, match=said):
         tables.store().apply(waiting, entry(1))
     assert tables.totals() == []
+
+
+class Priced(msgspec.Struct, frozen=True):
+    """A row whose values a column may round or shift."""
+
+    customer: str
+    price: Decimal
+    at: datetime
+    size: float
+
+
+PRICED = {
+    "postgres": (
+        "customer varchar(9) UNIQUE NOT NULL, price numeric(9,2), at timestamptz, size double precision",
+        datetime(2026, 3, 1, 12, 0, 0, 500000, timezone(timedelta(hours=2))),
+    ),
+    "mariadb": (
+        "customer VARCHAR(9) PRIMARY KEY, price DECIMAL(9,2), at DATETIME(6), size DOUBLE",
+        datetime(2026, 3, 1, 12, 0, 0, 500000),
+    ),
+}
+REPLACED = f"RENAME TO before; CREATE TABLE totals ({PRICED['postgres'][0].replace('timestamptz', 'timestamp')})"
+CHANGES = {
+    "postgres": [
+        "ALTER COLUMN price TYPE numeric(9,1)", "ALTER COLUMN price TYPE double precision",
+        "ALTER COLUMN at TYPE timestamp", "ALTER COLUMN at TYPE timestamptz(0)", REPLACED,
+    ],
+    "mariadb": [
+        "MODIFY price DECIMAL(9,1)", "MODIFY at DATETIME(0)", "MODIFY at TIMESTAMP(6)", "MODIFY customer CHAR(20)",
+        "MODIFY size DOUBLE(9,1)", "CHANGE size SIZE DOUBLE(9,1)",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize(
+    ("tables", "change"), [(name, each) for name, some in CHANGES.items() for each in some], indirect=["tables"]
+)
+def test_a_column_that_becomes_another_while_rows_wait(tables: Tables, mode: str, change: str) -> None:
+    """A column that would round or shift values is refused, until it is what it was; the same, only wider, is taken."""
+    columns, at = PRICED[tables.name]
+    said = {"postgres": "columns.*with the table as it was", "mariadb": "types of its columns"}[tables.name]
+    tables.sql(f"CREATE TABLE totals ({columns})")
+    store, again = (tables.of(Priced, mode=mode, key=key_of(mode)) for _ in range(2))
+    store.check()
+    store.fence("p", "s", 1, ORIGIN)
+    row = ("ann ", Decimal("1.25"), at, 1.25)
+    waiting = store.encoder().encode([Priced(*row)])
+    tables.sql(f"ALTER TABLE totals {change}")
+    for each in (store, again):
+        with pytest.raises(StoreError, match=f"has no column size|encoded for other {said}"):
+            each.apply(waiting, entry(1))
+    assert tables.sql("SELECT count(*) FROM totals") == [(0,)]
+    tables.sql("DROP TABLE totals")
+    tables.sql(f"CREATE TABLE totals ({columns.replace('(9)', '(30)').replace('9,2', '12,2')})")
+    assert store.apply(waiting, entry(1))
+    assert tables.sql("SELECT * FROM totals") == [row]
+
+
+@pytest.mark.parametrize(
+    ("tables", "statement"),
+    [
+        ("postgres", "ALTER TABLE totals RENAME TO old; CREATE TABLE totals (LIKE old); DROP TABLE old"),
+        ("mariadb", "ALTER TABLE totals FORCE"),
+    ],
+    indirect=["tables"],
+)
+def test_a_table_that_is_just_being_altered_or_replaced_takes_rows(tables: Tables, statement: str) -> None:
+    """PostgreSQL's is never gone; MariaDB shows columns to no transaction that has locked another table before."""
+    store = tables.ready()
+    waiting, done = tables.chunks(store), Event()
+
+    def alter() -> None:
+        while not done.is_set():
+            tables.sql(statement)
+
+    (altering := Thread(target=alter)).start()
+    try:
+        for checkpoint in range(1, 101):
+            assert store.apply(waiting, entry(checkpoint))
+    finally:
+        done.set()
+        altering.join()
+    assert tables.name == "postgres" or tables.sql("SELECT count(*) FROM totals") == [(100 * len(TOTALS),)]
 
 
 # --- on MariaDB -------------------------------------------------------------------------------------------------------

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from held_chunks import Held
+from held_chunks import Applying
 from statement_proxy import Fate
 from table_stores import ORIGIN, TOTALS, Tables, entry, on_mariadb
 from waiting import until
 
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
-from exactlyonce.testing.cluster import LIMIT_S
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
@@ -58,40 +57,32 @@ def test_a_commit_that_lands_late_is_waited_for(tables: Tables, aside: Any) -> N
 def test_two_at_once_write_the_first_row_of_a_subtask(tables: Tables, aside: Any) -> None:
     one, other = tables.ready(), tables.store()
     waiting = tables.chunks(one)
-    held = Held(waiting)
-    first = aside(one.apply, held, entry(1))
-    assert held.reached.wait(LIMIT_S)
+    first = Applying(one, waiting, entry(1))
     second = aside(other.apply, waiting, entry(1))
     tables.until_a_lock_is_waited_for()
-    held.goes_on.set()
-    assert (first.result(), second.result()) == (True, False)
+    assert (first.ended(), second.result()) == (True, False)
     assert tables.totals() == TOTALS
 
 
 def test_of_two_at_once_the_second_does_what_the_first_gave_up(tables: Tables, aside: Any) -> None:
     one, other = tables.ready(), tables.store()
     waiting = tables.chunks(one)
-    held = Held([waiting[0], tables.spoilt])
-    first = aside(one.apply, held, entry(1))
-    assert held.reached.wait(LIMIT_S)
+    first = Applying(one, [waiting[0], tables.spoilt], entry(1))
     second = aside(other.apply, waiting, entry(1))
     tables.until_a_lock_is_waited_for()
-    held.goes_on.set()
+    error = first.ended()
     assert second.result() is True
-    assert isinstance(first.exception(), StoreError)
-    assert tables.spoilt_why in str(first.exception())
+    assert isinstance(error, StoreError)
+    assert tables.spoilt_why in str(error)
     assert tables.totals() == TOTALS
 
 
-def test_subtasks_are_applied_side_by_side(tables: Tables, aside: Any) -> None:
+def test_subtasks_are_applied_side_by_side(tables: Tables) -> None:
     one, other = tables.ready(), tables.store()
     waiting = tables.chunks(one)
-    held = Held(waiting)
-    first = aside(one.apply, held, entry(1))
-    assert held.reached.wait(LIMIT_S)
+    first = Applying(one, waiting, entry(1))
     assert other.apply(waiting, entry(1, subtask=1))
-    held.goes_on.set()
-    assert first.result() is True
+    assert first.ended() is True
     assert tables.totals() == sorted([*TOTALS, *TOTALS])
 
 
@@ -114,15 +105,13 @@ def test_a_fence_waits_for_a_commit_that_lands_late(tables: Tables, aside: Any) 
 
 
 @on_mariadb
-def test_a_zombie_that_is_silent_is_ended_by_the_server(tables: Tables, aside: Any) -> None:
+def test_a_zombie_that_is_silent_is_ended_by_the_server(tables: Tables) -> None:
     """A paused client's locks last twice its time limit: then the server ends its connection and its transaction."""
     waiting = tables.chunks(tables.ready())
-    held, paused = Held(waiting), tables.store(quick=True)
-    zombie = aside(paused.apply, held, entry(1))
-    assert held.reached.wait(LIMIT_S)
+    paused = tables.store(quick=True)
+    zombie = Applying(paused, waiting, entry(1))
     assert tables.store().fence("p", "s", 2, ORIGIN) == {}
-    held.goes_on.set()
-    assert isinstance(zombie.exception(), StoreUnavailable)
+    assert isinstance(zombie.ended(), StoreUnavailable)
     with pytest.raises(Fenced):
         paused.apply(waiting, entry(1))
     assert tables.totals() == []

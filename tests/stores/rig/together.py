@@ -11,6 +11,7 @@ from pipelines import Order, Total, add, stopper
 from exactlyonce import Pipeline
 from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.sink import Sink
+from exactlyonce.pipeline.stream import Stream
 from exactlyonce.sinks import FileSink, KafkaSink, MySQLSink, PostgresSink, RedisSink
 
 POSTGRES, MARIADB, REDIS = "TOGETHER_POSTGRES", "TOGETHER_MARIADB", "TOGETHER_REDIS"
@@ -54,13 +55,14 @@ def file_sink(name: str, format: str, **options: Any) -> FileSink[Total]:
     return FileSink(folder_of(os.environ[FILES], name, format), format=format, **options)
 
 
-def weaker(name: str, delivery: Any) -> Pipeline:
+def running_totals(name: str) -> tuple[Pipeline, Stream[Total]]:
     pipeline = Pipeline(name)
-    sums = (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add)
-    )
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
+    return pipeline, orders.key_by(lambda order: order.customer).stateful_map("totals", add)
+
+
+def weaker(name: str, delivery: Any) -> Pipeline:
+    pipeline, sums = running_totals(name)
     for store in ("postgres", "mariadb"):
         sums.sink(f"{store}-append", table_sink(store, table(name, "append"), delivery=delivery))
     for format in ("jsonl", "parquet"):
@@ -77,12 +79,7 @@ def table_sink(store: str, target: str, **options: Any) -> Sink[Total]:
 
 
 def alone(name: str, store: str, target: str, mode: str = "append", create: str = "") -> Pipeline:
-    pipeline = Pipeline(name)
-    sums = (
-        pipeline.source("orders", KafkaSource(f"{name}-in", value=Order))
-        .key_by(lambda order: order.customer)
-        .stateful_map("totals", add)
-    )
+    pipeline, sums = running_totals(name)
     if store == "redis":
         sums.sink("rows", RedisSink(f"env:{REDIS}", key=lambda total: target, kind="stream"))
     else:

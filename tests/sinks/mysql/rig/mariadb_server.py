@@ -126,14 +126,9 @@ class MariaDB:
     def connection(self, database: str | None = DATABASE) -> Any:
         """A plain connection of root, which commits by itself."""
         return pymysql.connect(
-            host="127.0.0.1",
-            port=self.port,
-            user="root",
-            ssl_disabled=True,
-            database=database,
-            autocommit=True,
+            host="127.0.0.1", port=self.port, user="root", ssl_disabled=True, database=database, autocommit=True,
             init_command="SET time_zone='+00:00'",
-        )
+        )  # fmt: skip
 
     def end_connections(self) -> None:
         """KILL all but one's own; one that has just ended by itself is no error."""

@@ -1,0 +1,123 @@
+"""Succession: how long a run that is about to begin leaves the one that leads alone. Pure.
+
+Safety never rests on this: whoever begins fences all older ones, whatever they do. It keeps runs that are started again
+and again from fencing each other before a checkpoint is complete. Invariant: no two clocks are compared. Whether a run
+goes on is seen by its heartbeats, as they come by the clock of whoever waits; how long it led, by its own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.checkpoint.records.history import SILENCE_MS, History
+from exactlyonce.checkpoint.records.manifest import Incarnation
+from exactlyonce.pipeline.errors import ExactlyOnceError
+
+LED_LONG_MS = 60_000
+"""A run that led for so long does not count as one of a series. It is twice the longest pause, which ends none."""
+PAUSE_MIN_MS, PAUSE_MAX_MS = 1_000, 30_000
+LOOK_PAUSE_MS = 1_000
+"""From one look at whoever leads to the next."""
+
+
+class Awaited(NamedTuple):
+    """Whom a run waits for, and how long at most."""
+
+    incarnation: Incarnation
+    pause_ms: int | None
+    """From when it was first seen; None: a standby waits until it leads no more."""
+
+    def text(self, pipeline: str) -> str:
+        """What people are told of a run of *pipeline* that waits."""
+        who = self.incarnation
+        other = f"incarnation {who.incarnation} of {pipeline} (process {who.process} on {who.host})"
+        if self.pause_ms is None:
+            return (
+                f"{other} leads: this run stands by. It takes over once that has ended, or has written no heartbeat "
+                f"for {SILENCE_MS // 1000} s."
+            )
+        return (
+            f"{other} has itself taken over a short time ago: this run leaves it alone for {self.pause_ms // 1000} s, "
+            f"then takes over. Runs that are started again and again fence each other: give each of them --standby, "
+            f"or stop all but one."
+        )
+
+
+class AnotherLeads(ExactlyOnceError):
+    """Another run leads the pipeline, and is left alone for now. It never leaves a run."""
+
+
+def takeovers_in_a_row(history: History) -> int:
+    """The takeovers that followed one another soon, up to the newest incarnation; 0 if that began otherwise.
+
+    An incarnation is one if the one before had not ended cleanly, and if it led for less than `LED_LONG_MS`, as far as
+    its heartbeats tell.
+    """
+    numbers, count = sorted(history.incarnations, reverse=True), 0
+    for number, before in pairwise(numbers):
+        life, predecessor = history.incarnations[number], history.incarnations[before]
+        is_short = life.heartbeat_ms - life.started_at_ms < LED_LONG_MS
+        if predecessor.ended or life.ended or not is_short:
+            break
+        count += 1
+    return count
+
+
+def pause_ms(history: History) -> int:
+    """How long the newest incarnation leads undisturbed: 0, or 1, 2, 4, ... 30 s in a row of takeovers."""
+    count = takeovers_in_a_row(history)
+    return min(PAUSE_MAX_MS, PAUSE_MIN_MS << (count - 1)) if count else 0
+
+
+class Succession:
+    """Watches whoever leads, for one run that is about to begin. For one thread at a time.
+
+    A *standby* waits until nobody leads: the newest incarnation has ended, is known to be dead, or has written no
+    heartbeat for `SILENCE_MS`. Any other run waits for no longer than `pause_ms`.
+    """
+
+    def __init__(self, *, standby: bool, clock: Clock) -> None:
+        self.standby = standby
+        self.reason = ""
+        """Why there is nobody to wait for, as far as that is worth telling."""
+        self._clock = clock
+        self._incarnation = 0
+        """The one that is watched, since `_since_ms`."""
+        self._since_ms = 0
+        self._heartbeat_ms = 0
+        """Its last heartbeat, and for how long no other came."""
+        self._silent_ms = 0
+        self._looked_ms = 0
+
+    def awaited(self, history: History, is_known_dead: Callable[[Incarnation], bool]) -> Awaited | None:
+        """Whom to leave alone for now, by *history*, which has just been read; None: begin."""
+        newest = history.newest_incarnation
+        self.reason = ""
+        if newest is None:
+            return None
+        self._look_at(newest)
+        if newest.ended:
+            self.reason = "has ended"
+        elif is_known_dead(newest):
+            self.reason = "has died"
+        elif self._silent_ms >= SILENCE_MS:
+            self.reason = f"has written no heartbeat for {SILENCE_MS // 1000} s"
+        elif self.standby:
+            return Awaited(newest, None)
+        elif self._clock.monotonic_ms() - self._since_ms < (pause := pause_ms(history)):
+            return Awaited(newest, pause)
+        return None
+
+    def _look_at(self, newest: Incarnation) -> None:
+        now_ms = self._clock.monotonic_ms()
+        is_another = newest.incarnation != self._incarnation
+        if is_another:
+            self._incarnation, self._since_ms = newest.incarnation, now_ms
+        if is_another or newest.heartbeat_ms != self._heartbeat_ms:
+            self._heartbeat_ms, self._silent_ms = newest.heartbeat_ms, 0
+        else:  # a look that took long met a broker that is away, for whoever leads as well
+            self._silent_ms += min(now_ms - self._looked_ms, 2 * LOOK_PAUSE_MS)
+        self._looked_ms = now_ms

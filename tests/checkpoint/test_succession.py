@@ -1,0 +1,180 @@
+"""How long a run leaves the one that leads alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from exactlyonce.checkpoint.records.history import SILENCE_MS, History
+from exactlyonce.checkpoint.records.manifest import Incarnation
+from exactlyonce.checkpoint.succession import (
+    LED_LONG_MS,
+    LOOK_PAUSE_MS,
+    PAUSE_MAX_MS,
+    Succession,
+    pause_ms,
+    takeovers_in_a_row,
+)
+from exactlyonce.testing.clock import SimulatedClock
+
+HOUR_MS = 3_600_000
+STARTING_MS = 1_500
+"""How long a process takes from its start to its fence."""
+HEARTBEAT_MS = 10_000
+
+
+def life(number: int, led_ms: int = 500, *, ended: bool = False, started_at_ms: int = 0) -> Incarnation:
+    return Incarnation(
+        incarnation=number, host="h", process=number, started_at_ms=started_at_ms,
+        heartbeat_ms=started_at_ms + led_ms, ended=ended,
+    )  # fmt: skip
+
+
+def history(*lives: Incarnation) -> History:
+    found = History("p")
+    for each in lives:
+        found.admit(each)
+    return found
+
+
+def alive(_: Incarnation) -> bool:
+    return False
+
+
+class TestPause:
+    def test_it_doubles_with_each_takeover_in_a_row(self) -> None:
+        pauses = [pause_ms(history(*map(life, range(1, 2 + count)))) for count in range(9)]
+        assert pauses == [0, 1_000, 2_000, 4_000, 8_000, 16_000, PAUSE_MAX_MS, PAUSE_MAX_MS, PAUSE_MAX_MS]
+
+    def test_a_run_that_led_for_long_is_taken_over_at_once(self) -> None:
+        assert pause_ms(history(life(1), life(2), life(3, HOUR_MS))) == 0
+
+    def test_whoever_took_over_from_it_a_moment_ago_is_left_alone(self) -> None:
+        assert takeovers_in_a_row(history(life(1), life(2), life(3, HOUR_MS), life(4))) == 1
+
+    def test_a_clean_end_ends_the_row(self) -> None:
+        assert pause_ms(history(life(1), life(2), life(3, ended=True))) == 0
+        assert pause_ms(history(life(1), life(2), life(3, ended=True), life(4))) == 0
+
+    def test_who_begins_first_has_taken_over_from_nobody(self) -> None:
+        assert (pause_ms(history()), pause_ms(history(life(1)))) == (0, 0)
+        assert pause_ms(history(life(12), life(14))) == 1_000, "numbers may be left out"
+
+    def test_the_longest_pause_ends_no_row(self) -> None:
+        assert LED_LONG_MS >= 2 * PAUSE_MAX_MS
+
+
+@dataclass
+class Contest:
+    """Processes that are started again whenever they are fenced, each with a wall clock of its own."""
+
+    skews_ms: tuple[int, ...]
+    standby: bool = False
+    clock: SimulatedClock = field(default_factory=SimulatedClock)
+    lives: list[Incarnation] = field(default_factory=list)
+    begun_ms: list[int] = field(default_factory=list)
+
+    def run(self, until_ms: int) -> list[int]:
+        """The times at which one of them began."""
+        leader, looks_ms = -1, dict.fromkeys(range(len(self.skews_ms)), STARTING_MS)
+        waiting = {each: self._new() for each in looks_ms}
+        while self.clock.monotonic_ms() < until_ms:
+            now_ms = self.clock.monotonic_ms()
+            for each in [each for each, at_ms in looks_ms.items() if at_ms <= now_ms]:
+                if waiting[each].awaited(history(*self.lives[-10:]), alive) is not None:
+                    looks_ms[each] = now_ms + LOOK_PAUSE_MS
+                    continue
+                del looks_ms[each]
+                if leader >= 0:
+                    waiting[leader], looks_ms[leader] = self._new(), now_ms + STARTING_MS
+                leader = each
+                own_ms = self.clock.now_ms() + self.skews_ms[each]
+                self.lives.append(life(len(self.lives) + 1, 0, started_at_ms=own_ms))
+                self.begun_ms.append(now_ms)
+            self.clock.advance(100)
+            if leader >= 0 and (now_ms - self.begun_ms[-1]) % HEARTBEAT_MS == 0:
+                beat_ms = self.clock.now_ms() + self.skews_ms[leader]
+                self.lives[-1] = msgspec.structs.replace(self.lives[-1], heartbeat_ms=beat_ms)
+        return self.begun_ms
+
+    def _new(self) -> Succession:
+        return Succession(standby=self.standby, clock=self.clock)
+
+
+@pytest.mark.parametrize("skews_ms", [(0, 0), (0, HOUR_MS), (-HOUR_MS, 40_000), (0, 20_000, -20_000)])
+class TestContest:
+    def test_runs_that_are_started_again_and_again_fence_each_other_ever_more_seldom(
+        self, skews_ms: tuple[int, ...]
+    ) -> None:
+        begun_ms = Contest(skews_ms).run(10 * 60_000)
+        assert sum(at_ms < 60_000 for at_ms in begun_ms) <= 2 * 7, "some begin at the same moment"
+        last = [at_ms for at_ms in begun_ms if at_ms >= 5 * 60_000]
+        led_ms = [after - before for before, after in pairwise(last)]
+        assert max(led_ms) >= PAUSE_MAX_MS
+        assert len(last) <= 2 * 5 * 60_000 // PAUSE_MAX_MS
+
+    def test_of_standbys_one_leads_and_goes_on(self, skews_ms: tuple[int, ...]) -> None:
+        begun_ms = Contest(skews_ms, standby=True).run(10 * 60_000)
+        assert len(begun_ms) <= 1, "the others see it right before they would fence it"
+
+
+class TestStandby:
+    def test_it_waits_for_as_long_as_heartbeats_come(self) -> None:
+        clock = SimulatedClock()
+        succession, beat_ms = Succession(standby=True, clock=clock), 0
+        for second in range(600):
+            beat_ms = second // 10 * 10_000
+            awaited = succession.awaited(history(life(7, beat_ms)), alive)
+            assert awaited is not None
+            assert (awaited.incarnation.incarnation, awaited.pause_ms) == (7, None)
+            clock.advance(1_000)
+
+    @pytest.mark.parametrize("skew_ms", [-HOUR_MS, 0, HOUR_MS])
+    def test_it_takes_over_once_none_has_come_for_long(self, skew_ms: int) -> None:
+        """It does not matter what the clock of the other machine shows."""
+        clock = SimulatedClock()
+        succession = Succession(standby=True, clock=clock)
+        dead = history(life(7, started_at_ms=clock.now_ms() + skew_ms))
+        waited_ms = 0
+        while succession.awaited(dead, alive) is not None:
+            clock.advance(LOOK_PAUSE_MS)
+            waited_ms += LOOK_PAUSE_MS
+        assert waited_ms == SILENCE_MS
+        assert succession.reason == "has written no heartbeat for 30 s"
+        assert succession.awaited(history(life(7), life(8)), alive) is not None, "somebody else was quicker"
+
+    def test_while_no_look_succeeds_nobody_is_taken_for_dead(self) -> None:
+        """Who leads cannot write a heartbeat either: it gets the time for one after the outage."""
+        clock = SimulatedClock()
+        succession = Succession(standby=True, clock=clock)
+        assert succession.awaited(history(life(7)), alive) is not None
+        clock.advance(HOUR_MS)
+        assert succession.awaited(history(life(7)), alive) is not None
+        clock.advance(LOOK_PAUSE_MS)
+        assert succession.awaited(history(life(7, 20_000)), alive) is not None
+
+    def test_it_takes_over_at_once_where_nobody_leads(self) -> None:
+        succession = Succession(standby=True, clock=SimulatedClock())
+        assert succession.awaited(history(), alive) is None
+        assert succession.awaited(history(life(7, ended=True)), alive) is None
+        assert succession.reason == "has ended"
+        assert succession.awaited(history(life(8)), lambda other: other.incarnation == 8) is None
+        assert succession.reason == "has died"
+
+
+def test_a_run_waits_no_longer_than_the_pause() -> None:
+    clock = SimulatedClock()
+    succession = Succession(standby=False, clock=clock)
+    lives = history(life(1), life(2), life(3))
+    awaited = succession.awaited(lives, alive)
+    assert awaited is not None
+    assert "leaves it alone for 2 s" in awaited.text("p")
+    assert "--standby" in awaited.text("p")
+    clock.advance(1_900)
+    assert succession.awaited(lives, alive) is not None
+    clock.advance(100)
+    assert succession.awaited(lives, alive) is None
+    assert succession.awaited(history(life(1), life(2), life(3), life(4)), alive) is not None, "another was quicker"

@@ -1,0 +1,72 @@
+"""Planted defects of what may wait: rules without which more and more records wait somewhere, or checkpoints do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+from unittest.mock import patch
+
+from planting import CROWDED, LATE, OVERLOADED, in_place_of, mutant
+
+from exactlyonce.engines.local.inputs import ChannelInput, Input
+from exactlyonce.engines.local.pace import Outlet
+from exactlyonce.engines.local.task import Subtask
+from exactlyonce.pipeline.departures import Departures
+from exactlyonce.sinks.kafka.producing import ProducingWriter
+
+LOAD = "constant load"
+MANY = 1_000_000
+
+
+def _granted(self: ChannelInput, window: int) -> None:
+    self.window = window
+    self.channel.took(0, 0 if self.closed else window)
+
+
+@mutant("a channel holds what its writer has", OVERLOADED, shape="two-shuffles", luck=LOAD)
+@in_place_of(ChannelInput, "processed")
+def _unbounded(real: Any, self: ChannelInput) -> None:
+    real(self)
+    _granted(self, MANY)
+
+
+@mutant("a window counts only the work of its reader", OVERLOADED, shape="two-shuffles", luck=LOAD, first=3)
+@in_place_of(ChannelInput, "processed")
+def _own_work(real: Any, self: ChannelInput) -> None:
+    real(self)
+    cost_s = self.slices.pace._cost_s
+    _granted(self, int(self.bounds.in_flight_s / cost_s) if cost_s else MANY)
+
+
+mutant(
+    "a sink takes what there is", OVERLOADED, patch.object(ProducingWriter, "room", MANY), shape="one-shuffle",
+    luck=LOAD, first=6,
+)  # fmt: skip
+mutant(
+    "a subtask does not ask what is behind it for room", OVERLOADED, patch.object(Outlet, "room", MANY),
+    shape="two-shuffles", luck=LOAD,
+)  # fmt: skip
+
+
+@mutant("what has left once counts permanently", OVERLOADED, shape="two-shuffles", luck=LOAD)
+@in_place_of(Departures, "lately")
+def _remembered(real: Any, self: Departures, now_s: float) -> int:
+    return self._records
+
+
+@mutant("the head of a crowded loop leaves its channels open", CROWDED, shape="retry", luck=LOAD)
+@in_place_of(ChannelInput, "close")
+def _open(real: Any, self: ChannelInput, closed: bool) -> None:
+    pass
+
+
+mutant(
+    "the head of a crowded loop takes what is new", CROWDED, patch.object(Subtask, "_has_too_much", False),
+    shape="retry", luck=LOAD,
+)  # fmt: skip
+
+
+@mutant("the head of a crowded loop takes nothing before a barrier", LATE, shape="retry", luck=LOAD)
+@in_place_of(Subtask, "_in_turn")
+def _shut(real: Any, self: Subtask, rounds: Sequence[Input], *, crowded: bool) -> Iterable[Input]:
+    return rounds if crowded else real(self, rounds, crowded=crowded)
