@@ -20,19 +20,14 @@ barriers, is captured: it is taken as before, counts for the next interval, and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.events import Ack, OperatorAck
-from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, OrderLog
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
-from exactlyonce.engines import in_flight
-from exactlyonce.engines.batch_codec import records_in
+from exactlyonce.checkpoint.store.storage import AttemptBlocks
 from exactlyonce.engines.blocks import BlockNames
-from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, Input, RestoredInput, SourceInput
 from exactlyonce.engines.local.loops import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, FeedbackInput, LoopChannel
@@ -40,11 +35,11 @@ from exactlyonce.engines.local.messages import Acknowledge
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
 from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.order_log import OrderRuns
+from exactlyonce.engines.runtime.cut import Cut, SubtaskBlocks
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, SinkWriter
-from exactlyonce.state.backend import Table, TableSnapshot
-from exactlyonce.state.errors import SnapshotDeclined
+from exactlyonce.sinks.writer import SinkWriter
+from exactlyonce.state.backend import Table
 
 FETCH_BUDGET_S = 0.02
 """Between two batches, what reading of restored state may take that no record has wanted yet."""
@@ -268,7 +263,7 @@ class Subtask:
             self._due.popleft()
         began = self.monotonic_s()
         whole = frame.savepoint or not self.incremental
-        frozen = [(table, table.freeze(frame.checkpoint, frame.base, whole=whole)) for table in self.tables]
+        tables = [table.freeze(frame.checkpoint, frame.base, whole=whole) for table in self.tables]
         exact, log = self.alignment.exact, None
         if self.order is not None and (self.order.runs or not exact):
             log = self.order.cut(exact=exact)
@@ -282,8 +277,16 @@ class Subtask:
             sink.barrier(frame.checkpoint)
         hit("worker-frozen")
         self._overtaken += bool(captures)
+        offsets = tuple(offset for source in self.sources for offset in source.noted.pop(frame.checkpoint))
         left = self.restored.left() if self.restored is not None else []
-        return self._rest(_Frozen(frame, frozen, log, left, captures, began, self.monotonic_s() - began))
+        cut = Cut(tables, log, offsets, self.sinks, left, captures)
+        return self._acknowledged(frame.checkpoint, cut, began, self.monotonic_s() - began)
+
+    def _acknowledged(self, checkpoint: int, cut: Cut, began_s: float, sync_s: float) -> Iterator[bool]:
+        ack = yield from cut.acknowledge(SubtaskBlocks(self.blocks, self.names, checkpoint, self.name, self.index))
+        self._overtaken -= bool(cut.captures)
+        self.acknowledge(Acknowledge(ack, sync_s * 1000, (self.monotonic_s() - began_s) * 1000))
+        hit("worker-acknowledged")
 
     def advance(self, budget_s: float) -> bool:
         """Read restored state for about `FETCH_BUDGET_S`, encode for about *budget_s*; True if anything was done."""
@@ -303,145 +306,3 @@ class Subtask:
         while moved and self.monotonic_s() < end and any(table.fetch() for table in self.tables):
             pass
         return moved
-
-    def _rest(self, frozen: _Frozen) -> Iterator[bool]:
-        """Write blocks, then indexes, wait for the sinks' flush, acknowledge. Yields True after work, False to wait.
-
-        Only an index waits for other blocks, which it names; all else is on its way at the same time.
-        """
-        checkpoint = frozen.frame.checkpoint
-        written: list[BlockRef] = []
-        declined, states = "", list[_State]()
-        place = (self.blocks, checkpoint, self.name, self.index)
-        parts = [self.names.write_order(*place, part) for part in frozen.order or ()]
-        try:
-            for table, snapshot in frozen.tables:
-                states.append((yield from self._write(table, snapshot, written)))
-        except SnapshotDeclined as error:  # what the sinks flush is carried by a later checkpoint
-            declined = str(error)
-        sent = yield from self._write_channels(frozen)
-        operators = []
-        for state in states:
-            index = yield from _durable(state.tickets)
-            written += index
-            found = state.snapshot.chain
-            operators.append(OperatorAck(state.operator, tuple(index), found.refs, found.size))
-        order = yield from _durable(parts)
-        order_log = None if frozen.order is None else OrderLog(self.name, self.index, tuple(order))
-        channel_log, captured, lists = yield from self._logged(place, sent)
-        written += order + captured + lists
-        precommits, staged = [], []
-        for sink in self.sinks:
-            while (flushed := sink.take_flushed(checkpoint)) is None:
-                yield False
-            precommits += [flushed.precommit] if flushed.precommit is not None else []
-            staged += [flushed.staged] if flushed.staged is not None else []
-            written += flushed.written
-        hit("worker-flushed")
-        offsets = tuple(offset for source in self.sources for offset in source.noted.pop(checkpoint))
-        ack = Ack(
-            task=self.name,
-            subtask=self.index,
-            checkpoint=checkpoint,
-            offsets=offsets,
-            operators=tuple(operators),
-            order_log=order_log,
-            channel_log=channel_log,
-            on_their_way=tuple(captured) if lists else (),
-            precommits=tuple(precommits),
-            staged=tuple(staged),
-            written=tuple(written),
-            declined=declined,
-        )
-        self._overtaken -= bool(frozen.captures)
-        self.acknowledge(Acknowledge(ack, frozen.sync_s * 1000, (self.monotonic_s() - frozen.began_s) * 1000))
-        hit("worker-acknowledged")
-
-    def _write_channels(self, frozen: _Frozen) -> Generator[bool, None, _OnItsWay]:
-        """Write what was on its way, once the barriers have come that lay behind it."""
-        while not all(each.whole for each in frozen.captures):
-            yield False
-        frames = [*frozen.left, *chain.from_iterable(each.frames() for each in frozen.captures)]
-        place = (self.blocks, frozen.frame.checkpoint, self.name, self.index)
-        tickets = list[Ticket]()
-        for body in in_flight.encode(frames):
-            if body is not None:
-                tickets.append(self.names.write_in_flight(*place, body))
-            yield True
-            while self.blocks.pending > BLOCKS_PENDING_MAX:
-                yield False
-        return _OnItsWay(tickets, sum(records_in(each.frame) for each in frames))
-
-    def _logged(
-        self, place: tuple[AttemptBlocks, int, str, int], sent: _OnItsWay
-    ) -> Generator[bool, None, tuple[ChannelLog | None, list[BlockRef], list[BlockRef]]]:
-        """The log of what was on its way, once its blocks are durable; these, and the lists of them where they are
-        many."""
-        captured = yield from _durable(sent.tickets)
-        if not captured:
-            return None, [], []
-        hit("unaligned-captured")
-        lists = [self.names.write_in_flight_list(*place, body) for body in in_flight.lists_of(captured)]
-        named = yield from _durable(lists)
-        log = ChannelLog(self.name, self.index, sent.records, tuple(named or captured), indexed=bool(named))
-        return log, captured, named
-
-    def _write(
-        self, table: Table[Any], snapshot: TableSnapshot, written: list[BlockRef]
-    ) -> Generator[bool, None, _State]:
-        """Write the state of one operator, and begin to write its index; the blocks that are durable are noted in
-        *written*."""
-        tickets: list[Ticket] = []
-        try:
-            for block in snapshot.encode():
-                if block is not None:
-                    tickets.append(self.names.write(self.blocks, snapshot.checkpoint, table.operator, block))
-                yield True
-                while self.blocks.pending > BLOCKS_PENDING_MAX:
-                    yield False
-        except SnapshotDeclined:  # who decides drops what is acknowledged and not needed; of all else nobody knows
-            written += yield from _durable(tickets)
-            raise
-        refs = yield from _durable(tickets)
-        hit("worker-blocks")
-        written += refs
-        parts = snapshot.seal(refs)
-        tickets = [self.names.write_index(self.blocks, snapshot.checkpoint, table.operator, part) for part in parts]
-        return _State(table.operator, snapshot, tickets)
-
-
-class _State(NamedTuple):
-    """The state of one operator, whose blocks are durable."""
-
-    operator: str
-    snapshot: TableSnapshot
-    tickets: list[Ticket]
-    """Of its index."""
-
-
-class _OnItsWay(NamedTuple):
-    """What was on its way, as it is written; no tickets: nothing was."""
-
-    tickets: list[Ticket]
-    records: int
-
-
-@dataclass
-class _Frozen:
-    """What a subtask was at a barrier, and what was on its way to it."""
-
-    frame: BarrierFrame
-    tables: list[tuple[Table[Any], TableSnapshot]]
-    order: tuple[bytes, ...] | None
-    left: list[InFlightFrame]
-    """Of what was on its way at the restored checkpoint, and goes first."""
-    captures: Sequence[ChannelCapture]
-    began_s: float
-    sync_s: float
-
-
-def _durable(tickets: list[Ticket]) -> Generator[bool, None, list[BlockRef]]:
-    """Wait until every block is durable; returns their references."""
-    while not all(ticket.ref for ticket in tickets):
-        yield False
-    return [ticket.ref for ticket in tickets if ticket.ref is not None]

@@ -7,14 +7,10 @@ did counts before the driver has its receipt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import msgspec
 
-from exactlyonce.checkpoint.events import Ack, OperatorAck
-from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog, StagedAck
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
+from exactlyonce.checkpoint.events import Ack
+from exactlyonce.checkpoint.store.storage import AttemptBlocks
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import BlockNames, block_storage
 from exactlyonce.engines.bounded.unit.assembly import Assembly, assemble
@@ -23,13 +19,13 @@ from exactlyonce.engines.bounded.unit.ordering import take_along, take_by_time
 from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.order_log import OrderRuns, order_runs
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.runtime.cut import Cut, SubtaskBlocks
+from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load_reference
-from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, SinkWriter
-from exactlyonce.state.backend import Table
 
 BLOCKS_TIMEOUT_S = 120.0
 SINK_WAIT_S = 0.05
@@ -114,57 +110,20 @@ def _acknowledgement(
     offsets = tuple(ends[each.source, each.partition] for each in unit.readings)
     if blocks is None:
         return Ack(unit.task, unit.subtask, unit.checkpoint, offsets)
-    writing = _Writing(unit, blocks, names)
-    operators = tuple(writing.table(table) for table in assembly.tables)
     logged = order is not None and (order.runs or len(assembly.lanes) > 1)
-    order_log = writing.order(order.cut()) if order is not None and logged else None
-    staged = tuple(each for writer in assembly.writers for each in writing.staged(writer))
-    return Ack(
-        unit.task, unit.subtask, unit.checkpoint, offsets, operators, order_log,
-        staged=staged, written=tuple(writing.written),
-    )  # fmt: skip
+    for writer in assembly.writers:
+        writer.barrier(unit.checkpoint)
+    whole = not unit.incremental
+    cut = Cut(
+        [table.freeze(unit.checkpoint, unit.base.checkpoint, whole=whole) for table in assembly.tables],
+        order.cut() if order is not None and logged else None,
+        offsets,
+        assembly.writers,
+    )
 
-
-class _Writing:
-    """Writes a unit's blocks; `written` are those that are durable."""
-
-    def __init__(self, unit: Unit, blocks: AttemptBlocks, names: BlockNames) -> None:
-        self._unit, self._blocks, self._names = unit, blocks, names
-        self.written: list[BlockRef] = []
-
-    def staged(self, writer: SinkWriter) -> list[StagedAck]:
-        """What a sink has set aside, once all that it was given is flushed."""
-        writer.barrier(self._unit.checkpoint)
-        while (flushed := writer.take_flushed(self._unit.checkpoint)) is None:
-            self._blocks.wait(BLOCKS_TIMEOUT_S)
+    def wait() -> None:
+        blocks.wait(BLOCKS_TIMEOUT_S)
+        for writer in assembly.writers:
             writer.poll(SINK_WAIT_S)
-        self.written += flushed.written
-        return [flushed.staged] if flushed.staged is not None else []
 
-    def table(self, table: Table[Any]) -> OperatorAck:
-        """The changes of *table*, or all of it, and its index."""
-        checkpoint, names = self._unit.checkpoint, self._names
-        whole = not self._unit.incremental
-        snapshot = table.freeze(checkpoint, self._unit.base.checkpoint, whole=whole)
-        tickets = []
-        for block in snapshot.encode():
-            if block is not None:
-                tickets.append(names.write(self._blocks, checkpoint, table.operator, block))
-                if self._blocks.poll() > BLOCKS_PENDING_MAX:
-                    self._blocks.wait(BLOCKS_TIMEOUT_S)
-        refs = self._durable(tickets)
-        parts = snapshot.seal(refs)
-        index = self._durable([names.write_index(self._blocks, checkpoint, table.operator, part) for part in parts])
-        return OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size)
-
-    def order(self, log: Iterable[bytes]) -> OrderLog:
-        """The order in which the inputs were taken."""
-        place = (self._blocks, self._unit.checkpoint, self._unit.task, self._unit.subtask)
-        tickets = [self._names.write_order(*place, part) for part in log]
-        return OrderLog(self._unit.task, self._unit.subtask, tuple(self._durable(tickets)))
-
-    def _durable(self, tickets: list[Ticket]) -> list[BlockRef]:
-        self._blocks.wait(BLOCKS_TIMEOUT_S)
-        refs = [ticket.ref for ticket in tickets if ticket.ref is not None]
-        self.written += refs
-        return refs
+    return finish(cut.acknowledge(SubtaskBlocks(blocks, names, unit.checkpoint, unit.task, unit.subtask)), wait)

@@ -19,6 +19,8 @@ from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import BlockNames, StagedBlocks, block_storage
+from exactlyonce.engines.runtime.cut import flush
+from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Job
@@ -181,10 +183,12 @@ class _Writing:
         """All that was written is where no crash of this process can take it away."""
         writer: SinkWriter = self.opened.writer
         writer.barrier(checkpoint)
-        while (flushed := writer.take_flushed(checkpoint)) is None:
+
+        def wait() -> None:
             self.blocks.settle()
             writer.poll(WAIT_S)
-        return flushed
+
+        return finish(flush(writer, checkpoint), wait)
 
 
 @contextmanager
