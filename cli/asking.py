@@ -20,12 +20,12 @@ import msgspec
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.store import client as store_client
-from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
-from exactlyonce.checkpoint.store.topic import describe, find_topic, topic_name
 from exactlyonce.cli.text import duration, to_stderr
+from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka import group_offsets
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import describe, find_topic, topic_name
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, TopicError

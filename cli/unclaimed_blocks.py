@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from exactlyonce.checkpoint.block_storage import Scanned, UnreadableBlock
 from exactlyonce.checkpoint.orphans import first_places
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.store.storage import Scanned, UnreadableBlock
 from exactlyonce.engines.blocks import Storages, references_or_why
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 

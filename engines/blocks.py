@@ -10,16 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from exactlyonce.checkpoint.orphans import beyond_repair
-from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
-from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.references import indexes_of, named_by, stands_on
-from exactlyonce.checkpoint.store.blocks import TopicStorage
-from exactlyonce.checkpoint.store.files.opening import file_storage
-from exactlyonce.checkpoint.store.storage import (
+from exactlyonce.checkpoint.block_storage import (
     AttemptBlocks,
     Blocks,
     BlockStorage,
@@ -27,6 +18,15 @@ from exactlyonce.checkpoint.store.storage import (
     Ticket,
     UnreadableBlock,
 )
+from exactlyonce.checkpoint.orphans import beyond_repair
+from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
+from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.references import indexes_of, named_by, stands_on
+from exactlyonce.connectors.blocks.opening import file_storage
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import TopicStorage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.in_flight import FRAMES, blocks_of
 from exactlyonce.pipeline.errors import ConfigError

@@ -28,16 +28,16 @@ from exactlyonce.checkpoint.records.manifest import Manifest, read_before
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Procedure, R, drive
 from exactlyonce.checkpoint.settings import DELETE
-from exactlyonce.checkpoint.store.log_reader import read_topic
-from exactlyonce.checkpoint.store.mailbox import Asked, Mailbox
-from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.succession import AnotherLeads, Succession
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.checkpoint.transactions.last_look import last_look
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
+from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Asked, Mailbox
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
 from exactlyonce.connectors.kafka.kafka_protocol import Places
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace, as_fields

@@ -16,18 +16,18 @@ from contextlib import closing, suppress
 from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.block_storage import BlockStorage
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import R
-from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage, references_or_why
 from exactlyonce.engines.surroundings.removals import Removals

@@ -6,7 +6,7 @@
     │   │   └── UnsupportedType     pipeline.schema: no codec can write the type
     │   ├── ConfigError         a setting is missing, wrong or contradicts another
     │   │   ├── DeletedSavepoint    engines.savepoints.exported: it is deleted while it is read
-    │   │   └── UnreadableBlock     checkpoint.store.storage: its storage refuses to read it, for want of a right say
+    │   │   └── UnreadableBlock     checkpoint.block_storage: its storage refuses to read it, for want of a right say
     │   ├── TopicError          a topic is missing, or is not what the pipeline needs
     │   ├── RecordError         a record cannot be decoded, or a user's function raised on it
     │   ├── BrokerUnavailable   no broker answers (retriable)
@@ -24,7 +24,7 @@
     ├── Undetermined            what became of a decision cannot be learnt here; the next incarnation reads it
     ├── Halt                    going on would lose or double records: says which, and the choices
     │   ├── DamagedRecord       checkpoint.records.encoding: a record of the checkpoint topic is not as written
-    │   │   └── DamagedBlock        checkpoint.store.storage: a block is missing, or is not what was written
+    │   │   └── DamagedBlock        checkpoint.block_storage: a block is missing, or is not what was written
     │   ├── DamagedSavepoint    engines.savepoints.exported: a file of an exported savepoint is not as written
     │   ├── DamagedState        state.errors: what blocks hold is not the state that the checkpoint names
     │   ├── DamagedBatch        connectors.kafka.consumed: a batch of an input or an output is not as written

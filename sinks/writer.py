@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
-from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 BLOCKS_PENDING_MAX = 64

@@ -26,7 +26,7 @@ class BlockRef(msgspec.Struct, frozen=True):
     """Where one block lies in the checkpoint topic, and proof that it is the block that was written.
 
     Outside of the topic key and SHA-256 say where it is, and partition and offset are the same for all; see
-    `checkpoint.store.files.names`.
+    `connectors.blocks.names`.
     """
 
     partition: int

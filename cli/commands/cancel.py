@@ -46,9 +46,9 @@ def add(commands: Commands) -> None:
 
 def cancel(args: argparse.Namespace) -> int:
     """Ask, wait, delete what is condemned, and say what is left."""
-    from exactlyonce.checkpoint.store.log_reader import read_topic
     from exactlyonce.cli import asking
     from exactlyonce.cli.lines import note_for
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
     from exactlyonce.engines.erasing.erase import erase_condemned
     from exactlyonce.pipeline.durations import duration_ms
 

@@ -47,7 +47,7 @@ def add(commands: Commands) -> None:
 
 def checkpoints(args: argparse.Namespace) -> int:
     """Print the list."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 
     config = client(args)
     history = read_history(config.confluent(), pipeline_name(args))
@@ -62,9 +62,9 @@ def checkpoints(args: argparse.Namespace) -> int:
 
 def _damaged(config: ClientConfig, history: History) -> dict[int, str]:
     """By checkpoint, why it cannot be restored, as far as its indexes show: the state itself is not read."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
-    from exactlyonce.checkpoint.store.topic import find_topic
     from exactlyonce.cli.unclaimed_blocks import standing
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+    from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
     from exactlyonce.engines.blocks import Storages
 
     with closing(Storages(config, find_topic(config.confluent(), history.pipeline))) as storages:

@@ -45,8 +45,8 @@ def add(commands: Commands) -> None:
 
 def replay(args: argparse.Namespace) -> int:
     """Run it; 1 if the counts are not those of the checkpoint."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.cli.spark_progress import LineOfProgress
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
     from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
     from exactlyonce.engines.bounded.replay.reproduce import agree, counts, produce_into
 

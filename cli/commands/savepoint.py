@@ -59,8 +59,8 @@ def add(commands: Commands) -> None:
 def savepoint(args: argparse.Namespace) -> int:
     """Ask, wait, export, and say what became of it."""
     from exactlyonce.checkpoint.records.storage_url import storage_url
-    from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.cli import asking
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
     from exactlyonce.engines.savepoints.exported import require_place
     from exactlyonce.pipeline.durations import duration_ms
 
@@ -142,7 +142,7 @@ def _shown(config: ClientConfig, manifest: Manifest, args: argparse.Namespace, *
 @contextmanager
 def _contents(config: ClientConfig, manifest: Manifest) -> Iterator[TopicSavepoint]:
     """What the finalized checkpoint of *manifest* holds."""
-    from exactlyonce.checkpoint.store.topic import find_topic
+    from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
     from exactlyonce.connectors.kafka.transactions import Transactions
     from exactlyonce.engines.blocks import block_storage
     from exactlyonce.engines.savepoints.contents import TopicSavepoint

@@ -62,7 +62,7 @@ def add(commands: Commands) -> None:
 
 def show(args: argparse.Namespace) -> int:
     """Print the list."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 
     config = client(args)
     history = read_history(config.confluent(), pipeline_name(args))
@@ -107,9 +107,9 @@ def as_text(found: Sequence[Manifest], finalized: Container[int], width: int) ->
 
 def verify(args: argparse.Namespace) -> int:
     """Read all of it."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
-    from exactlyonce.checkpoint.store.storage import DamagedBlock, UnreadableBlock
-    from exactlyonce.checkpoint.store.topic import find_topic
+    from exactlyonce.checkpoint.block_storage import DamagedBlock, UnreadableBlock
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+    from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
     from exactlyonce.engines.blocks import block_storage, damaged_among, references
     from exactlyonce.engines.savepoints.retained import require_savepoint
     from exactlyonce.state.errors import DamagedState
@@ -171,8 +171,8 @@ def _delete_exported(url: str, pipeline: str) -> int:
 
 def delete(args: argparse.Namespace) -> int:
     """Delete it, and say so."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.cli.deleting import delete as delete_savepoint
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
     from exactlyonce.pipeline.durations import duration_ms
 
     if not args.savepoint.isdecimal():

@@ -24,8 +24,8 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.sizes import shown_bytes
 
 if TYPE_CHECKING:
+    from exactlyonce.checkpoint.block_storage import Blocks
     from exactlyonce.checkpoint.records.manifest import Manifest
-    from exactlyonce.checkpoint.store.storage import Blocks
     from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState
     from exactlyonce.state.index import IndexHead
 
@@ -64,8 +64,8 @@ def add(commands: Commands) -> None:
 
 def state(args: argparse.Namespace) -> int:
     """Print it."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
-    from exactlyonce.checkpoint.store.topic import find_topic
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+    from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
     from exactlyonce.engines.blocks import block_storage
     from exactlyonce.engines.savepoints.kept_state import kept_state
     from exactlyonce.engines.savepoints.retained import chosen, unless_expired

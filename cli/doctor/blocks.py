@@ -9,11 +9,11 @@ from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.cli import text
 from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
 from exactlyonce.cli.doctor.subject import Subject
 from exactlyonce.cli.unclaimed_blocks import BlockSurvey, standing, survey
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines.blocks import Storages, damaged_among
 from exactlyonce.pipeline.sizes import shown_bytes
 

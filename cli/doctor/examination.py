@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from contextlib import ExitStack, closing
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.store.topic import find_topic, topic_name
 from exactlyonce.cli import traces as found_traces
 from exactlyonce.cli.doctor.blocks import check_blocks
 from exactlyonce.cli.doctor.decisions import check_decisions
@@ -21,6 +20,7 @@ from exactlyonce.cli.doctor.subject import Subject
 from exactlyonce.cli.traces import Traces
 from exactlyonce.cli.transactions.open_transactions import find_transactions, open_ids
 from exactlyonce.cli.transactions.staged_output import StagedOutput, find_staged
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, topic_name
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions

@@ -17,7 +17,6 @@ from exactlyonce.checkpoint.records.committable import coordinator_id, transacti
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.checkpoint.transactions.settling import settle
@@ -25,9 +24,10 @@ from exactlyonce.cli.traces import Traces
 from exactlyonce.cli.transactions.open_transactions import find_transactions, open_ids, unfinalized_committables
 from exactlyonce.cli.transactions.staged_output import BY_NAME, StagedOutput, look_at_stores, undecided
 from exactlyonce.cli.transactions.waiting import WaitingOutput
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.performer import Performer

@@ -15,11 +15,11 @@ from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoreCommittable
 from exactlyonce.checkpoint.records.storage_url import described
-from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.cli import text
 from exactlyonce.cli.traces import Traces
 from exactlyonce.cli.transactions.waiting import WaitingOutput
 from exactlyonce.cli.unclaimed_blocks import BlockSurvey, survey
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.surroundings.stores import PipelineStores

@@ -16,7 +16,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from exactlyonce.checkpoint.store.confluent import make_consumer, make_producer
+from exactlyonce.connectors.confluent import make_consumer, make_producer
 from exactlyonce.connectors.kafka.tls import checks_certificate, checks_hostname, tls_context
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.secrets import Secret, is_reference, look_up, masked

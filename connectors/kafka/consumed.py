@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError
 
-from exactlyonce.checkpoint.store.client import is_passing
-from exactlyonce.checkpoint.store.scan import DAMAGED, REMOVED
+from exactlyonce.connectors.kafka.client import DAMAGED, REMOVED, is_passing
 from exactlyonce.pipeline.errors import ExactlyOnceError, Halt, TopicError
 
 RETENTION_ERRORS = REMOVED | {KafkaError._LOG_TRUNCATION}  # seen by leader epochs, which only reads of inputs give

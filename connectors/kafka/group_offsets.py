@@ -14,7 +14,7 @@ from kafka.protocol.consumer import OffsetDeleteRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.checkpoint.store.confluent import make_consumer
+from exactlyonce.connectors.confluent import make_consumer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import UNKNOWN_TOPIC, Wire, refuse
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.checkpoint.store.confluent import make_consumer
+from exactlyonce.connectors.confluent import make_consumer
 from exactlyonce.connectors.kafka.consumed import RETENTION_ERRORS, TOPIC_ERRORS, raise_unless_passing
 from exactlyonce.connectors.kafka.silence import Silence
 from exactlyonce.pipeline.errors import Halt, TopicError

@@ -19,13 +19,13 @@ from exactlyonce.checkpoint.records.committable import erased_id
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.topic import PARTITIONS, PARTITIONS_MIN, find_topic, prepare_topic
 from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka import group_offsets
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests, as_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import PARTITIONS, PARTITIONS_MIN, find_topic, prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.log_requests import LogRequests, as_topic
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from exactlyonce.checkpoint.block_storage import AttemptBlocks
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.checkpoint.store.storage import AttemptBlocks
 from exactlyonce.connectors.source import Readable, ReaderContext
 from exactlyonce.engines import in_flight
 from exactlyonce.engines import operators as ops

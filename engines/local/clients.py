@@ -11,8 +11,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from exactlyonce.checkpoint.block_storage import AttemptBlocks, Blocks
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Blocks
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.reader import Consumers, exact_consumer
 from exactlyonce.engines.backends import ROCKSDB

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from exactlyonce.checkpoint.store.log_reader import LogFollower
 from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, Awaited, Succession
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.pipeline.errors import BrokerUnavailable
 

@@ -26,7 +26,7 @@ from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.store.storage import AttemptBlocks
+from exactlyonce.checkpoint.block_storage import AttemptBlocks
 from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, Input, RestoredInput, SourceInput

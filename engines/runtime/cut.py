@@ -15,9 +15,9 @@ from functools import partial
 from itertools import chain
 from typing import Protocol, TypeVar
 
+from exactlyonce.checkpoint.block_storage import AttemptBlocks, Ticket
 from exactlyonce.checkpoint.events import Ack, OperatorAck
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, OrderLog, SourceOffset
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
 from exactlyonce.engines import in_flight
 from exactlyonce.engines.batch_codec import records_in
 from exactlyonce.engines.blocks import BlockNames

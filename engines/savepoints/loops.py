@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.engines import in_flight
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, is_same, records_in
 from exactlyonce.engines.in_flight import InFlightFrame, frames_of

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from exactlyonce.checkpoint.block_storage import AttemptBlocks
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
     RESTORED,
@@ -27,7 +28,6 @@ from exactlyonce.checkpoint.records.manifest import (
     SourceOffset,
 )
 from exactlyonce.checkpoint.records.storage_url import storage_url
-from exactlyonce.checkpoint.store.storage import AttemptBlocks
 from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.in_flight import InFlightFrame, said_of_records
 from exactlyonce.engines.options import Restoration

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef, StagedAck, StoreCommittable
-from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.sinks.write_ahead.store import RowEncoder
 from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, ROOM, BlockStaging, FlushedInterval
 

@@ -11,7 +11,7 @@ from exactlyonce.checkpoint.requests import KnownOutputs, drive
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable
-from tests.checkpoint.conftest import RealLog, Store
+from tests.connectors.kafka.checkpoint_topic.conftest import RealLog, Store
 
 pytestmark = pytest.mark.broker
 

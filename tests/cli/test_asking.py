@@ -10,9 +10,9 @@ import pytest
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest
-from exactlyonce.checkpoint.store.mailbox import Asked
 from exactlyonce.cli import asking
 from exactlyonce.cli.asking import NotAnswered, cancelled_since, ended_behind
+from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Asked
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from tests.cli.conftest import manifest

@@ -15,12 +15,12 @@ from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.log_reader import read_topic
-from exactlyonce.checkpoint.store.mailbox import Mailbox
-from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.cli import asking
 from exactlyonce.cli.leading import leading
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Mailbox
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.erasing import erase
 from exactlyonce.testing.cluster import LIMIT_S

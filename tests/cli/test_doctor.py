@@ -10,13 +10,12 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Producer
 
+from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, SourceOffset
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.store.storage import DamagedBlock, Scanned
-from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
 from exactlyonce.cli import traces as traces_module
 from exactlyonce.cli.doctor import blocks as doctor_blocks
@@ -32,6 +31,7 @@ from exactlyonce.cli.doctor.rights import RightsCheck
 from exactlyonce.cli.transactions.staged_output import StagedOutput
 from exactlyonce.cli.transactions.waiting import WaitingOutput
 from exactlyonce.cli.unclaimed_blocks import BlockSurvey
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
 from exactlyonce.engines.system_clock import SystemClock

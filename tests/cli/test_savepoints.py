@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.store.files.local import LocalFolder
-from exactlyonce.checkpoint.store.mailbox import SAVEPOINT, Asked, Mailbox
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.cli import asking, deleting
+from exactlyonce.connectors.blocks.local import LocalFolder
+from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import SAVEPOINT, Asked, Mailbox
 from exactlyonce.engines.savepoints import exported
 from exactlyonce.pipeline.errors import Fenced, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S

@@ -19,7 +19,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.cli import traces
 from exactlyonce.cli.traces import find
 from exactlyonce.cli.transactions import aborting, committing
-from exactlyonce.connectors.kafka.log_requests import LogRequests
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, Fenced

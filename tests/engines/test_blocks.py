@@ -9,13 +9,13 @@ import pytest
 from blank_manifest import blank_manifest
 
 from exactlyonce import Pipeline
+from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter
-from exactlyonce.checkpoint.store.storage import Ticket
-from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.connectors import KafkaSource
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.engines.blocks import BlockNames, references
 from exactlyonce.engines.wiring import table_of
 from exactlyonce.pipeline.keys import canonical_key, key_group

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from blank_manifest import blank_manifest
 
+from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.records.encoding import decode, encode
 from exactlyonce.checkpoint.records.manifest import MANIFEST_SIZE_MAX, BlockRef, ChannelLog, Manifest
 from exactlyonce.checkpoint.references import listed_by, named_by, references_of
-from exactlyonce.checkpoint.store.files.storage import FileStorage
-from exactlyonce.checkpoint.store.storage import DamagedBlock
+from exactlyonce.connectors.blocks.storage import FileStorage
 from exactlyonce.engines import in_flight
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.blocks import BlockNames, references

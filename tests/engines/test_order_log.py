@@ -10,8 +10,8 @@ from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.records.encoding import Block, decode, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, Manifest, OrderLog
-from exactlyonce.checkpoint.store.blocks import BlockWriter
-from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import order_log
 from exactlyonce.engines.blocks import ORDER, BlockNames

@@ -16,9 +16,9 @@ from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import ChannelLog
-from exactlyonce.checkpoint.store.files import local
-from exactlyonce.checkpoint.store.files.local import LocalFolder
-from exactlyonce.checkpoint.store.files.storage import FileStorage
+from exactlyonce.connectors.blocks import local
+from exactlyonce.connectors.blocks.local import LocalFolder
+from exactlyonce.connectors.blocks.storage import FileStorage
 from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.in_flight import InFlightFrame, encode

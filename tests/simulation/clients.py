@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
+from exactlyonce.checkpoint.block_storage import AttemptBlocks, DamagedBlock
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.blocks import BlockWriter, OnDelivery, verified
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, DamagedBlock
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter, OnDelivery, verified
 from exactlyonce.connectors.kafka.reader import Consumers
 from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable, require
 from exactlyonce.sinks.kafka.producers import OnFailure, Transaction

@@ -20,6 +20,7 @@ from stores import StoreAnswers
 from watched_leader import WatchedLeader
 
 from exactlyonce.checkpoint import events, requests
+from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import DecisionLog
@@ -29,7 +30,6 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manife
 from exactlyonce.checkpoint.references import indexes_of, stands_on
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS

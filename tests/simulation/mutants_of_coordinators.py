@@ -46,12 +46,12 @@ from exactlyonce.checkpoint.requests import Reached, RemoveBlocks
 from exactlyonce.checkpoint.retention import Ledger
 from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
 from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.store.files.names import name_of
-from exactlyonce.checkpoint.store.files.writer import FileBlocks
 from exactlyonce.checkpoint.transactions import commit
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.resolution import Resolution
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
+from exactlyonce.connectors.blocks.names import name_of
+from exactlyonce.connectors.blocks.writer import FileBlocks
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.savepoints import restoring
 from exactlyonce.pipeline.errors import StorageUnavailable

@@ -27,9 +27,8 @@ from planting import (
     unfitting,
 )
 
-from exactlyonce.checkpoint import decision_log
+from exactlyonce.checkpoint import block_storage, decision_log
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.store import storage
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.engines import wiring
 from exactlyonce.engines.blocks import BlockNames
@@ -187,7 +186,7 @@ def _uncloned(real: Any, self: Any, keys: Any) -> None:
 
 mutant(
     "two parts of a state have one key", r"is not where it is referred to|" + LEFT + "|" + TOMBSTONED,
-    patch.object(BlockNames, "_next", lambda self: 1), unchecked(storage, "A block is written once"),
+    patch.object(BlockNames, "_next", lambda self: 1), unchecked(block_storage, "A block is written once"),
     unchecked(decision_log, "A block that a manifest names"), first=88,
 )  # fmt: skip
 

@@ -18,7 +18,7 @@ from watched import demand
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.encoding import Block, DamagedRecord
 from exactlyonce.checkpoint.records.manifest import BlockRef, Restored
-from exactlyonce.checkpoint.store.blocks import BlockWriter
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints.fitting import Surroundings

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException, Producer
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.store.confluent import make_producer
+from exactlyonce.connectors.confluent import make_producer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import NOW
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from exactlyonce.checkpoint.block_storage import AttemptBlocks
 from exactlyonce.checkpoint.events import Ack
-from exactlyonce.checkpoint.store.storage import AttemptBlocks
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import BlockNames, block_storage
 from exactlyonce.engines.bounded.unit.assembly import Assembly, assemble

@@ -15,8 +15,8 @@ from itertools import chain
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from exactlyonce.checkpoint.block_storage import AttemptBlocks, Ticket
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import BlockNames, StagedBlocks, block_storage
 from exactlyonce.engines.runtime.cut import flush

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from exactlyonce.checkpoint.block_storage import AttemptBlocks
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.store.files.names import name_of
-from exactlyonce.checkpoint.store.files.opening import file_storage
-from exactlyonce.checkpoint.store.storage import AttemptBlocks
 from exactlyonce.cli.traces import Traces
 from exactlyonce.cli.transactions import staged_output
 from exactlyonce.cli.transactions.staged_output import find_staged
 from exactlyonce.cli.transactions.waiting import WaitingOutput
+from exactlyonce.connectors.blocks.names import name_of
+from exactlyonce.connectors.blocks.opening import file_storage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import manifest
