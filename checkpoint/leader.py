@@ -92,8 +92,7 @@ class Leader:
         )
         self._stores = StagedCommits(
             clock=clock,
-            descriptions=led.staging,
-            ledgers=led.ledgers,
+            sinks=led.staging,
             timeout_ms=led.store_timeout_ms,
             note=note,
             meanwhile=self._keep_alive,

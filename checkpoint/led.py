@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from exactlyonce.checkpoint.commits.of_stores import StagingSink
 from exactlyonce.checkpoint.decision import Dropped
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest, RecordPlace
@@ -62,10 +63,8 @@ class Led:
     """The checkpoint whose lost output the user goes on without."""
     attempt: int = 0
     """The first one."""
-    staging: Mapping[str, str] = field(default_factory=dict)
-    """The sinks that write to stores with a ledger, each with a digest of its description."""
-    ledgers: Mapping[str, str] = field(default_factory=dict)
-    """Of the same sinks, where the ledger of each is, for people."""
+    staging: Mapping[str, StagingSink] = field(default_factory=dict)
+    """The sinks that write to stores with a ledger."""
     store_timeout_ms: int = 0
     """For how long such a store is waited for, if it does not answer."""
     storage: str = TOPIC

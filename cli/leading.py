@@ -112,7 +112,7 @@ def leading(
             cluster_id=transactions.cluster_id(), transaction_version=transactions.transaction_version(),
             transaction_timeout_ms=timeout_ms,
             fingerprint="", max_parallelism=1, parallelism=1, bounded=True,
-            staging=stores.digests if stores is not None else {}, store_timeout_ms=STORE_TIMEOUT_MS,
+            staging=stores.staging if stores is not None else {}, store_timeout_ms=STORE_TIMEOUT_MS,
             storage=storage,
         )  # fmt: skip
         clock = SystemClock()

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoreCommittable
-from exactlyonce.sinks.committer import CommitterContext, StoreView
+from exactlyonce.sinks.committer import CommitsBySubtask, CommitterContext, StoreView
 from exactlyonce.sinks.write_ahead.looking import looked
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
 from exactlyonce.sinks.write_ahead.writer import INDEXED, KIND, decode_index
 
 
 @dataclass(frozen=True)
-class RowsCommitter:
+class RowsCommitter(CommitsBySubtask):
     """Applies rows in the order in which they were set aside; they are the bytes that were written then."""
 
     context: CommitterContext
@@ -32,7 +32,7 @@ class RowsCommitter:
     def clean(self, incarnation: int, attempt: int) -> None:
         """Nothing: what nobody names in the checkpoint topic goes as every orphan does."""
 
-    def commit(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
+    def commit_one(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
         """See `Store.apply`."""
         entry = LedgerEntry.of(self.context.pipeline, self.context.sink, committable, incarnation, origin)
         return self.store.apply(self._chunks(committable), entry)

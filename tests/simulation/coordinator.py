@@ -66,7 +66,7 @@ class SimulatedCoordinator:
         self.stores = StoreAnswers(self)
         self.core = Coordinator(
             world.settings, ExponentialDelay(20, 200), scale.subtasks, scale.sink_subtasks,
-            staging=bool(self.stores.digests), loops=bool(world.topology.loops),
+            staging=bool(self.stores.staging), loops=bool(world.topology.loops),
         )  # fmt: skip
         self.log = DecisionLog("p", world.topic, world.clock, world.deadline_ms() - world.clock.monotonic_ms())
         self.leader = WatchedLeader(self, self.log)

@@ -28,7 +28,7 @@ class WatchedLeader(Leader):
             pipeline="p", host="host", process=1, cluster_id="cluster", transaction_version=2,
             transaction_timeout_ms=world.transaction_timeout_ms, fingerprint=world.fingerprint,
             max_parallelism=MAX_PARALLELISM, parallelism=coordinator.scale.parallelism,
-            staging=coordinator.stores.digests, ledgers=coordinator.stores.ledgers,
+            staging=coordinator.stores.staging,
             store_timeout_ms=world.store_timeout_ms, storage=world.settings.storage,
             deletes=world.settings.retention == DELETE,
         )  # fmt: skip

@@ -116,8 +116,7 @@ class SinkDriver:
             max_parallelism=0,
             parallelism=0,
             accept_loss=self.options.accept_loss,
-            staging=self._stores.digests,
-            ledgers=self._stores.ledgers,
+            staging=self._stores.staging,
             store_timeout_ms=self.options.store_timeout_ms,
             count_partitions=self._count_partitions,
         )
@@ -272,7 +271,7 @@ class SinkDriver:
         if before is None or not job.run or (job.run, job.batch + 1) != (position.run, position.batch_next):
             return
         digests = {each.description for each in before.staged}
-        if (digests - {*leader.led.staging.values()}) or (staged and before.committables):
+        if (digests - {sink.digest for sink in leader.led.staging.values()}) or (staged and before.committables):
             raise ConfigError(
                 f"Sink {self.options.sink_id!r}: a function of foreachBatch writes to two targets under one sinkId: "
                 f"give each of them its own. Nothing of {job} was written to the second."
