@@ -54,7 +54,7 @@ class InlineWorker:
                 pass
         self.alive = []
 
-    def host(self, run: Callable[[], T]) -> T:
+    def work_for(self, run: Callable[[], T]) -> T:
         """Call *run* on another thread, and be its worker on this one until it returns.
 
         A KeyboardInterrupt, which a second request to stop raises, gets this thread out of the user's code, wherever it

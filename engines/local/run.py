@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import AnotherLeads, Succession
+from exactlyonce.engines.local.host import LocalHost
 from exactlyonce.engines.local.inline import InlineWorker
 from exactlyonce.engines.local.job import Job
-from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Reporter
+from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, Reporter
 from exactlyonce.engines.local.standby import wait_for_turn
 from exactlyonce.engines.local.workers import WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions
@@ -81,12 +83,15 @@ def run_loaded(
     with handling_stop_signals(_handler(stopper, inline=options.inline)):
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
-            job = Job(physical, loaded.reference, options, workers, reporter, restart, succession)
+            report = Report(graph.pipeline_id, reporter, options.client.redact)
+            host = LocalHost(physical, loaded.reference, options, workers, report, succession)
+            job = Job(physical, options, restart, host, report)
             stopper.attach(job)
+            live = partial(host.run, job)
             try:
-                return workers.host(job.run) if isinstance(workers, InlineWorker) else job.run()
+                return workers.work_for(live) if isinstance(workers, InlineWorker) else live()
             except AnotherLeads:
-                if not _has_turn(job, stopper):
+                if not _has_turn(job, succession, stopper):
                     _stopped_waiting(job)
                     return None
             except (BrokerUnavailable, Undetermined) as error:
@@ -99,9 +104,9 @@ def run_loaded(
                     raise
 
 
-def _has_turn(job: Job, stopper: Stopper) -> bool:
+def _has_turn(job: Job, succession: Succession, stopper: Stopper) -> bool:
     """Whether the run may begin, once it has waited for whoever leads; it was stopped otherwise."""
-    pipeline, report, succession = job.plan.graph.pipeline_id, job.report, job.succession
+    pipeline, report = job.plan.graph.pipeline_id, job.report
     config = job.options.client.confluent()
     if not wait_for_turn(config, pipeline, succession, stopper.asked, report.awaits, report.note):
         return False

@@ -27,6 +27,7 @@ from exactlyonce.engines.local.messages import (
     Ready,
     Shutdown,
     ToCoordinator,
+    ToWorker,
     WorkerFailed,
 )
 from exactlyonce.engines.plan import Plan
@@ -52,6 +53,15 @@ class WorkerHandle:
     subtask: int
     connection: Connection
     process: subprocess.Popen[bytes] | None
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its process; None: it is no process of its own."""
+        return self.process.pid if self.process is not None else None
+
+    def tell(self, message: ToWorker) -> None:
+        """Send, or keep for later what it does not take now."""
+        self.connection.send(message)
 
     def exit_reason(self, hurried: Hurried) -> str:
         """How it ended, for the log."""
