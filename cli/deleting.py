@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.cli import asking
 from exactlyonce.cli.leading import short_incarnation
 from exactlyonce.cli.text import to_stderr
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines import asking
 from exactlyonce.engines.savepoints.retained import require_savepoint
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -27,7 +27,7 @@ def delete(config: ClientConfig, history: History, checkpoint: int, timeout_ms: 
         )
     if (living := asking.living_run(history)) is not None:
         asking.require_listener(history.pipeline, living)
-        asking.delete(config, history.pipeline, checkpoint, timeout_ms)
+        asking.delete(config, history.pipeline, checkpoint, timeout_ms, to_stderr)
     else:
         _delete_alone(config, history, checkpoint)
 

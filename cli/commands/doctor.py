@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import (
@@ -18,10 +19,11 @@ from exactlyonce.cli.arguments import (
     name_and_graph,
     settings_of,
 )
+from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
-    from exactlyonce.cli.doctor.findings import Findings
-    from exactlyonce.cli.doctor.subject import Subject
+    from exactlyonce.views.doctor.findings import Diagnosis, Findings
+    from exactlyonce.views.doctor.subject import Subject
 
 _EXAMPLES = """\
 Find out what is wrong around a pipeline or a sink of Spark: whose transactions hold
@@ -41,6 +43,7 @@ examples:
 _CHECKPOINTING = (
     "checkpoint-interval", "checkpoint-timeout", "tolerable-failed", "restart-budget", "transaction-timeout"
 )  # fmt: skip
+_LABEL_WIDTH = 7
 FOUND = 1
 """The exit code where something is wrong, or may be, for it could not be looked at."""
 
@@ -64,10 +67,10 @@ def add(commands: Commands) -> None:
 
 def doctor(args: argparse.Namespace) -> int:
     """Examine, print, and say by the exit code whether anything is wrong."""
-    from exactlyonce.cli.doctor.examination import examine, traces_of
     from exactlyonce.engines.configuration import options_from
     from exactlyonce.engines.system_clock import SystemClock
     from exactlyonce.pipeline.durations import duration_ms
+    from exactlyonce.views.doctor.examination import examine, traces_of
 
     older_than_ms = duration_ms(args.older_than, "--older-than")
     config = client(args)
@@ -79,7 +82,7 @@ def doctor(args: argparse.Namespace) -> int:
         config, traces, graph, settings, now_ms=SystemClock().now_ms(), older_than_ms=older_than_ms, deep=args.deep
     )
     if args.json:
-        print(json.dumps({"pipeline": name, "running": subject.sign_of_life or None, **findings.as_json()}))
+        print(json.dumps({"pipeline": name, "running": subject.sign_of_life or None, **as_json(findings)}))
     else:
         print(*_as_text(subject, findings), sep="\n")
     return FOUND if findings.problems or findings.failed else 0
@@ -90,13 +93,43 @@ def _as_text(subject: Subject, findings: Findings) -> Iterator[str]:
     state = subject.sign_of_life or "it does not run"
     yield from text.labelled(f"{subject.name} at {subject.config.bootstrap_servers}: ", state, 0, width, "")
     yield ""
-    yield from findings.as_text(width)
+    yield from as_text(findings, width)
     notes = len(findings.diagnoses) - findings.problems
-    failed = [f"{text.counted(findings.failed, 'check')} failed"] if findings.failed else []
+    failed = [f"{counted(findings.failed, 'check')} failed"] if findings.failed else []
     none = "nothing else is known to be wrong" if failed else "nothing is wrong"
-    verdict = text.counted(findings.problems, "problem") if findings.problems else none
-    said = [*failed, verdict, *([text.counted(notes, "note")] if notes else [])]
+    verdict = counted(findings.problems, "problem") if findings.problems else none
+    said = [*failed, verdict, *([counted(notes, "note")] if notes else [])]
     yield ""
-    yield f"{subject.name}: {', '.join(said)}; {text.counted(len(findings.checked), 'check')} made, " + (
+    yield f"{subject.name}: {', '.join(said)}; {counted(len(findings.checked), 'check')} made, " + (
         f"{len(findings.unchecked)} not made or not whole." if findings.unchecked else "all of them."
     )
+
+
+def as_json(findings: Findings) -> dict[str, Any]:
+    """The findings for machines."""
+    return {
+        "problems": findings.problems,
+        "findings": [vars(diagnosis) for diagnosis in findings.diagnoses],
+        "checked": findings.checked,
+        "not_checked": [unchecked._asdict() for unchecked in findings.unchecked],
+    }
+
+
+def as_text(findings: Findings, width: int) -> Iterator[str]:
+    """The findings for people, the gravest first."""
+    for diagnosis in sorted(findings.diagnoses, key=attrgetter("level"), reverse=True):  # problems, then notes
+        yield from _lines(diagnosis, width)
+        yield ""
+    if findings.checked:
+        yield from text.labelled("checked", "; ".join(findings.checked), 13, width, "")
+    for what, why, failed in sorted(findings.unchecked, key=attrgetter("failed")):
+        yield from text.labelled("failed" if failed else "not checked", f"{what}: {why}", 13, width, "")
+
+
+def _lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
+    yield from text.labelled(f"{diagnosis.level}: ", diagnosis.what, len(diagnosis.level) + 2, width, "")
+    for label, content in (("whose", diagnosis.whose), ("do", diagnosis.do)):
+        if content:
+            yield from text.labelled(label, content, _LABEL_WIDTH, width, "    ")
+    for command in diagnosis.run:  # in one line, however long, to be copied
+        yield f"    {'run':<{_LABEL_WIDTH}}{command}"

@@ -95,7 +95,8 @@ def _sink(args: argparse.Namespace, manifest: Manifest) -> str:
 
 
 def _text(args: argparse.Namespace, found: list[Count], same: bool, records: int, produced: int) -> Iterator[str]:
-    from exactlyonce.cli.text import counted, table
+    from exactlyonce.cli.text import table
+    from exactlyonce.pipeline.sizes import counted
 
     rows = [
         (each.sink, each.topic, "any" if each.partition is None else str(each.partition), str(each.replayed),

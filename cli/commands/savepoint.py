@@ -59,8 +59,8 @@ def add(commands: Commands) -> None:
 def savepoint(args: argparse.Namespace) -> int:
     """Ask, wait, export, and say what became of it."""
     from exactlyonce.checkpoint.records.storage_url import storage_url
-    from exactlyonce.cli import asking
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+    from exactlyonce.engines import asking
     from exactlyonce.engines.savepoints.exported import require_place
     from exactlyonce.pipeline.durations import duration_ms
 
@@ -156,7 +156,7 @@ def _contents(config: ClientConfig, manifest: Manifest) -> Iterator[TopicSavepoi
 
 def _let_go(config: ClientConfig, manifest: Manifest, url: str, timeout_ms: int, note: Callable[[str], None]) -> None:
     """Have the run delete, in the topic, what is exported."""
-    from exactlyonce.cli import asking
+    from exactlyonce.engines import asking
 
     try:
         asking.delete(config, manifest.pipeline, manifest.checkpoint, timeout_ms, note)

@@ -11,8 +11,7 @@ import msgspec
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
-from exactlyonce.cli.sn import sn_by_source
-from exactlyonce.pipeline.sizes import shown_bytes
+from exactlyonce.pipeline.sizes import counted, shown_bytes
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -99,7 +98,7 @@ def as_text(found: Sequence[Manifest], finalized: Container[int], width: int) ->
     indent = " " * header.index("state")
     for each, line in zip(found, lines, strict=True):
         yield line
-        labels = sn_by_source(each)
+        labels = text.sn_by_source(each)
         label_width = max(map(len, labels), default=0) + 2
         for label, places in labels.items():
             yield from text.labelled(label, places, label_width, width, indent)
@@ -131,7 +130,7 @@ def verify(args: argparse.Namespace) -> int:
         return _DAMAGED
     if manifest.checkpoint not in history.finalized:
         print(f"Savepoint {manifest.checkpoint} is decided, and not known to be committed: the next run finishes it.")
-    print(f"Savepoint {manifest.checkpoint} is whole: {text.counted(len(wanted), 'block')}, unchanged.")
+    print(f"Savepoint {manifest.checkpoint} is whole: {counted(len(wanted), 'block')}, unchanged.")
     return 0
 
 
@@ -149,7 +148,7 @@ def _verify_exported(url: str, pipeline: str) -> int:
         return _DAMAGED
     if found.saved.pipeline != pipeline:
         print(f"It is one of {found.saved.pipeline}, not of {pipeline}.")
-    files = text.counted(found.files, "file")
+    files = counted(found.files, "file")
     print(f"Savepoint {found.saved.checkpoint} of {found.saved.pipeline} is whole: {files}, unchanged.")
     return 0
 

@@ -16,12 +16,12 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.cli import asking
 from exactlyonce.cli.leading import leading
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Mailbox
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines import asking
 from exactlyonce.engines.erasing import erase
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, files, wait_until
@@ -89,7 +89,7 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]
         assert run.wait() == 0
         if options:
             wait_until((tmp_path / "fired" / "erasing-topic").exists)
-        found = other.submit(asking.cancel, orders.config, topic, seen, living, LIMIT_S * 1000)
+        found = other.submit(asking.cancel, orders.config, topic, seen, living, LIMIT_S * 1000, print)
         if options:
             with pytest.raises(TimeoutError):
                 found.result(5)
@@ -110,7 +110,7 @@ def condemned(orders: Orders) -> tuple[TopicInfo, History]:
     """A run was cancelled, and nobody has begun to delete its checkpoints."""
     with orders.running(*DELETING) as run:
         topic, seen, living = living_run(orders)
-        found = asking.cancel(orders.config, topic, seen, living, LIMIT_S * 1000)
+        found = asking.cancel(orders.config, topic, seen, living, LIMIT_S * 1000, print)
         assert run.wait() == 0
     assert found.condemned
     return topic, found

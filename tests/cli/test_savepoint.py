@@ -15,13 +15,13 @@ import pytest
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, OperatorSnapshot, SourceOffset
-from exactlyonce.cli import asking
 from exactlyonce.cli.commands import savepoint
 from exactlyonce.cli.commands.savepoint import _newest
 from exactlyonce.cli.commands.savepoints import as_text
 from exactlyonce.cli.lines import new_namespace
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors.kafka.checkpoint_topic import log_reader
+from exactlyonce.engines import asking
 from exactlyonce.pipeline.errors import ConfigError
 from tests.cli.conftest import manifest
 

@@ -16,12 +16,13 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.cli import traces
-from exactlyonce.cli.traces import find
-from exactlyonce.cli.transactions import aborting, committing
+from exactlyonce.cli import committing
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines import traces
+from exactlyonce.engines.ending import aborting
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.engines.traces import find
 from exactlyonce.pipeline.errors import ConfigError, Fenced
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, wait_until

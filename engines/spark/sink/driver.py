@@ -35,6 +35,7 @@ from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import SPARK_SINK
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import Procedure, drive
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
@@ -47,7 +48,7 @@ from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink.led_sink import ATTEMPT, JobsKept, LedSink, NewestKept, no_replay
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
-from exactlyonce.engines.spark.sink.position import KIND, Job, Position, rows_decided
+from exactlyonce.engines.spark.sink.position import Job, Position, rows_decided
 from exactlyonce.engines.spark.sink.tally import Tally
 from exactlyonce.engines.spark.sink.task import SINK
 from exactlyonce.engines.surroundings.stores import Stores
@@ -112,7 +113,7 @@ class SinkDriver:
             cluster_id=self._transactions.cluster_id(),
             transaction_version=self._transactions.transaction_version(),
             transaction_timeout_ms=self.options.timeout_within(self._transactions.max_timeout_ms()),
-            fingerprint=KIND,
+            fingerprint=SPARK_SINK,
             max_parallelism=0,
             parallelism=0,
             accept_loss=self.options.accept_loss,

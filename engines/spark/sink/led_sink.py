@@ -18,10 +18,9 @@ from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Incarnation, Manifest
+from exactlyonce.checkpoint.records.manifest import SPARK_SINK, BlockRef, Incarnation, Manifest
 from exactlyonce.checkpoint.requests import Procedure, Request
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.engines.spark.sink.position import KIND
 from exactlyonce.engines.spark.sink.task import SINK
 from exactlyonce.pipeline.errors import ConfigError, InvariantViolation, StoreUnavailable
 
@@ -53,7 +52,7 @@ class LedSink(Led):
         topics = sorted({written.topic for each in manifest.committables for written in each.written})
         filled = msgspec.structs.replace(
             manifest,
-            kind=KIND,
+            kind=SPARK_SINK,
             max_parallelism=tasks,
             parallelism=tasks,
             sinks=tuple((SINK, each, self.count_partitions(each)) for each in topics),

@@ -23,9 +23,9 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.requests import drive
 from exactlyonce.cli.leading import short_incarnation
-from exactlyonce.cli.traces import Traces
-from exactlyonce.cli.transactions.waiting import WaitingOutput
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.ending.waiting import WaitingOutput
+from exactlyonce.engines.traces import Traces
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.graph import LogicalGraph
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.cli import text
-from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
-from exactlyonce.cli.doctor.subject import Subject
-from exactlyonce.cli.transactions.open_transactions import unfinalized_committables
+from exactlyonce.engines.ending.waiting import unfinalized_committables
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.sizes import counted
+from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
+from exactlyonce.views.doctor.subject import Subject
 
 
 def check_decisions(subject: Subject, findings: Findings) -> None:
@@ -59,16 +60,16 @@ def _unfinalized(subject: Subject, history: History, manifest: Manifest, finding
     runs, now_ms = subject.sign_of_life, subject.now_ms
     lefts = [left for each in decided if (left := each.left_ms(now_ms)) is not None]
     lost = [each for each in decided if each.state in ("CompleteAbort", "Dead", "gone")]
-    age = text.duration(max(0, now_ms - manifest.completed_at_ms))
+    age = shown_duration(max(0, now_ms - manifest.completed_at_ms))
     what = (
         f"Checkpoint {manifest.checkpoint} was decided {age} ago and is not finalized: "
-        f"{text.counted(manifest.records_committed, 'record')} may not be visible yet"
+        f"{counted(manifest.records_committed, 'record')} may not be visible yet"
     )
-    whose = f"{text.counted(count, 'committable')} of this pipeline"
+    whose = f"{counted(count, 'committable')} of this pipeline"
     if lost:
         whose += f"; {len(lost)} of them aborted by the broker: {', '.join(each.name for each in lost)}"
     if lefts:
-        whose += f"; the broker aborts the first in {text.duration(min(lefts))}: then it has to be repaired"
+        whose += f"; the broker aborts the first in {shown_duration(min(lefts))}: then it has to be repaired"
     do, run = "run the pipeline, or commit it", [f"exactlyonce transactions commit {subject.named}"]
     if runs:
         run = []

@@ -9,12 +9,11 @@ from functools import cached_property
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.cli.traces import Traces
-from exactlyonce.cli.transactions.staged_output import StagedOutput
-from exactlyonce.cli.transactions.waiting import WaitingOutput
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import topic_name
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.ending.waiting import StagedOutput, WaitingOutput
+from exactlyonce.engines.traces import Traces
 from exactlyonce.pipeline.graph import LogicalGraph
 
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from exactlyonce.cli import text
 from exactlyonce.pipeline.errors import BrokerRefused, Halt, UserError
 
 PROBLEM, NOTE = "problem", "note"
 """A note is worth knowing, and nothing has to be done: it goes away by itself, or with the next run."""
-_LABEL_WIDTH = 7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,20 +24,14 @@ class Diagnosis:
     about: str
     """The kind of check, in a word."""
     what: str
+    """What is wrong, as a sentence without its full stop."""
     whose: str = ""
+    """Who has to do something about it, or whose transaction it is; empty: that is plain from `what`."""
     do: str
+    """What to do."""
     run: tuple[str, ...] = ()
     """Commands that do it, or begin it."""
     level: str = PROBLEM
-
-    def lines(self, width: int) -> Iterator[str]:
-        """For people."""
-        yield from text.labelled(f"{self.level}: ", self.what, len(self.level) + 2, width, "")
-        for label, content in (("whose", self.whose), ("do", self.do)):
-            if content:
-                yield from text.labelled(label, content, _LABEL_WIDTH, width, "    ")
-        for command in self.run:  # in one line, however long, to be copied
-            yield f"    {'run':<{_LABEL_WIDTH}}{command}"
 
 
 class Unchecked(NamedTuple):
@@ -90,24 +81,3 @@ class Findings:
             self.not_checked(what, str(error), failed=True)
         else:
             self.checked.append(what)
-
-    def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {
-            "problems": self.problems,
-            "findings": [vars(each) for each in self.diagnoses],
-            "checked": self.checked,
-            "not_checked": [each._asdict() for each in self.unchecked],
-        }
-
-    def as_text(self, width: int) -> Iterator[str]:
-        """For people, the gravest first."""
-        for level in (PROBLEM, NOTE):
-            for each in self.diagnoses:
-                if each.level == level:
-                    yield from each.lines(width)
-                    yield ""
-        if self.checked:
-            yield from text.labelled("checked", "; ".join(self.checked), 13, width, "")
-        for what, why, failed in sorted(self.unchecked, key=attrgetter("failed")):
-            yield from text.labelled("failed" if failed else "not checked", f"{what}: {why}", 13, width, "")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from exactlyonce.cli.transactions.waiting import TRANSACTION, InPartition, WaitingOutput, as_table
+from exactlyonce.cli.commands.transactions import as_table, in_full
+from exactlyonce.engines.ending.waiting import TRANSACTION, InPartition, WaitingOutput
 
-PAGE = Path(__file__).parents[3] / "docs" / "cli.md"
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 NOW_MS = 10_000_000
 OPEN = WaitingOutput(
     name="eo:order-totals:out:0:1.0:0", kind=TRANSACTION, state="Ongoing", sink="out", subtask=0, incarnation=1,
@@ -42,7 +43,7 @@ def test_what_waits_for_a_store() -> None:
 
 
 def test_all_of_one() -> None:
-    shown = {line[:16].strip(): line[16:] for line in [*OPEN.in_full(NOW_MS, 100)][1:]}
+    shown = {line[:16].strip(): line[16:] for line in [*in_full(OPEN, NOW_MS, 100)][1:]}
     assert {name: content for name, content in shown.items() if name != "since"} == {
         "kind": "transaction", "state": "Ongoing", "decided": "in checkpoint 1", "sink": "out, subtask 0",
         "written by": "incarnation 1, attempt 0", "cut at": "the barrier of checkpoint 1", "records": "700",

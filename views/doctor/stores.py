@@ -6,11 +6,11 @@ from __future__ import annotations
 from exactlyonce.checkpoint.commits.of_stores import ledger_of, named_ledger, positions_of, require_in_step, require_own
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.cli.doctor.findings import Findings
-from exactlyonce.cli.doctor.subject import Subject
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.sinks.committer import StoreView
+from exactlyonce.views.doctor.findings import Findings
+from exactlyonce.views.doctor.subject import Subject
 
 
 def check_stores(subject: Subject, findings: Findings) -> None:

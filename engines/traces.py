@@ -1,4 +1,4 @@
-"""The traces of a pipeline in a cluster besides its output: found, described, erased.
+"""The traces of a pipeline in a cluster besides its output: found, and erased.
 
 Invariants: input and output topics are never touched; the coordinator is fenced before anything else, so that no older
 incarnation decides meanwhile; the checkpoint topic goes last, so that an erasure that was interrupted can be repeated.
@@ -6,7 +6,7 @@ incarnation decides meanwhile; the checkpoint topic goes last, so that an erasur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -14,16 +14,14 @@ from exactlyonce.checkpoint.records.committable import TransactionalId, coordina
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest
-from exactlyonce.cli.text import counted, duration
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.erasing import erase as erasing
-from exactlyonce.engines.spark.sink.position import KIND
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import Halt, TopicError
 
-_CLOSED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 _TIMEOUT_MS = 10_000
 
 
@@ -49,13 +47,14 @@ class Traces:
         living = self.history.living(now_ms)
         if living is None:
             return ""
-        return f"process {living.process} on {living.host} ran it {duration(max(0, now_ms - living.heartbeat_ms))} ago"
+        since_ms = max(0, now_ms - living.heartbeat_ms)
+        return f"process {living.process} on {living.host} ran it {shown_duration(since_ms)} ago"
 
     @property
     def is_sink(self) -> bool:
         """Whether it is a sink of Spark, and no pipeline."""
         latest = self.history.latest if self.history else None
-        return latest is not None and latest.kind == KIND
+        return latest is not None and latest.is_spark_sink
 
     def inputs(self) -> dict[str, list[int]]:
         """The partitions it reads, by topic."""
@@ -72,40 +71,6 @@ class Traces:
     def storages(self) -> dict[str, bool]:
         """Where blocks are kept, or were, outside of the topic."""
         return erasing.storages_of(self.history) if self.history else {}
-
-    def going(self) -> Iterator[tuple[str, str]]:
-        """What an erasure takes away, with labels."""
-        if self.topic:
-            yield "checkpoints", f"{self._checkpoints()}: topic {self.topic}"
-        for storage in self.storages():
-            yield "", f"all files of this pipeline in {storage}"
-        if self.unreadable:
-            yield "", f"{self.unreadable} If blocks were kept outside of the topic, nobody knows where: they stay."
-        if self.transactions:
-            still_open = sum(each.state not in _CLOSED for each in self.transactions)
-            fenced = f"{counted(len(self.transactions), 'id')} fenced, so that no older process can write"
-            yield "transactions", f"{still_open} open, which is aborted; {fenced}" if still_open else fenced
-        if self.history and self.history.unfinalized:
-            number = self.history.unfinalized.checkpoint
-            yield "", f"Checkpoint {number} is decided, but its output may not be visible yet: a run would finish it."
-        topics = [f"{topic} ({counted(len(some), 'partition')})" for topic, some in self.inputs().items()]
-        if topics:
-            yield "group offsets", f"of group {self.pipeline} in {', '.join(topics)}"
-
-    def _checkpoints(self) -> str:
-        if self.history is None:
-            return "unreadable ones"
-        return f"{', '.join(str(each.checkpoint) for each in self.history.retained) or 'none'}, and all state"
-
-    def staying(self) -> Iterator[tuple[str, str]]:
-        """What it leaves, with labels."""
-        yield "input", ", ".join(self.inputs()) or "all topics"
-        sinks = self.stores()
-        if self.outputs() or not sinks:
-            topics = ", ".join(self.outputs()) or "all topics"
-            yield "output", f"{topics}; a new run writes it again, beside what is there"
-        if sinks:
-            yield "stores", f"what {', '.join(sinks)} wrote, and its ledger; a new run halts until both are emptied"
 
 
 def find(config: ClientConfig, pipeline: str) -> Traces:

@@ -14,14 +14,14 @@ from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.cli.traces import Traces
-from exactlyonce.cli.transactions import staged_output
-from exactlyonce.cli.transactions.staged_output import find_staged
-from exactlyonce.cli.transactions.waiting import WaitingOutput
 from exactlyonce.connectors.blocks.names import name_of
 from exactlyonce.connectors.blocks.opening import file_storage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.ending.waiting import WaitingOutput
+from exactlyonce.engines.traces import Traces
 from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.views import transactions
+from exactlyonce.views.transactions import find_staged
 from tests.cli.conftest import manifest
 
 TOPIC = TopicInfo("p.checkpoints", "id", 2, 1)
@@ -44,7 +44,7 @@ def waits(subtask: int, kind: str, *blocks: BlockRef) -> StoreCommittable:
 
 @pytest.fixture
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(staged_output, "find_topic", lambda *_: TOPIC)
+    monkeypatch.setattr(transactions, "find_topic", lambda *_: TOPIC)
     return f"file://{tmp_path}"
 
 
@@ -82,7 +82,7 @@ def test_the_age_of_rows(storage: str, put: Put) -> None:
         "rows:0:1 1": 2_000_000, "rows:1:1 None": 3_500_000,
     }  # fmt: skip
     assert {each.where.partition(", ")[0] for each in shown.values()} == {f"2 blocks of {storage}"}
-    assert {each.row(4_500_000)[2] for each in shown.values()} == {"41m 40s", "16m 40s"}
+    assert {each.open_ms(4_500_000) for each in shown.values()} == {2_500_000, 1_000_000}
 
 
 def test_the_age_where_only_the_decision_tells(storage: str) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exactlyonce.checkpoint.records.committable import transaction_prefix
-from exactlyonce.cli.doctor.findings import Findings
-from exactlyonce.cli.doctor.questions import Questions, TopicFacts
-from exactlyonce.cli.doctor.subject import Subject
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.views.doctor.findings import Findings
+from exactlyonce.views.doctor.questions import Questions, TopicFacts
+from exactlyonce.views.doctor.subject import Subject
 
 OF_INPUT = ("Read",)
 OF_OUTPUT = ("Read", "Write")

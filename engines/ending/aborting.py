@@ -20,19 +20,24 @@ from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.checkpoint.transactions.settling import settle
-from exactlyonce.cli.traces import Traces
-from exactlyonce.cli.transactions.open_transactions import find_transactions, open_ids, unfinalized_committables
-from exactlyonce.cli.transactions.staged_output import BY_NAME, StagedOutput, look_at_stores, undecided
-from exactlyonce.cli.transactions.waiting import WaitingOutput
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.ending.waiting import (
+    BY_NAME,
+    StagedOutput,
+    WaitingOutput,
+    find_transactions,
+    open_ids,
+    unfinalized_committables,
+)
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.engines.traces import Traces
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt
 from exactlyonce.pipeline.graph import LogicalGraph
 
@@ -146,8 +151,8 @@ def _in_stores(
         return StagedOutput(unasked=dict.fromkeys(sorted(sinks), BY_NAME))
     blocks = block_storage(config, topic, history.storage)
     with closing(blocks), closing(PipelineStores(graph, blocks)) as stores:
-        look_at_stores(stores, staged)
-        waiting = [each for sink in sorted(staged.views) for each in undecided(sink, staged, history)]
+        staged.look_at(stores)
+        waiting = [each for sink in sorted(staged.views) for each in staged.undecided(sink, history)]
         require_undecided([*found, *waiting], names)
         for sink in staged.views:
             chosen = [each.name for each in waiting if each.sink == sink and (not names or each.name in names)]

@@ -10,11 +10,12 @@ from exactlyonce.checkpoint.commits.of_transactions import TIME_LEFT_MARGIN_MS
 from exactlyonce.checkpoint.records.committable import TransactionalId, coordinator_id
 from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
 from exactlyonce.checkpoint.transactions.markers import MARKERS_LOST_AFTER_MS
-from exactlyonce.cli import text
-from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
-from exactlyonce.cli.doctor.subject import Subject
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.sizes import counted
+from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
+from exactlyonce.views.doctor.subject import Subject
 
 COMPLETE = ("CompleteCommit", "CompleteAbort", "Empty", "Dead")
 """What an id shows whose transaction is over: nothing of it is open any more, or its markers were lost."""
@@ -36,7 +37,7 @@ class _Held:
             topics[topic].append(str(partition))
         where = " ".join(f"{topic}[{','.join(some)}]" for topic, some in topics.items())
         hidden = sum(count for *_, count in self.places)
-        return f"Readers of {where} are held back: they do not get to see {text.counted(hidden, 'offset')}"
+        return f"Readers of {where} are held back: they do not get to see {counted(hidden, 'offset')}"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class _Owner:
         if self.state is None or self.state.start_time_ms <= 0:
             return ""
         left_ms = max(0, self.state.start_time_ms + self.state.timeout_ms - now_ms)
-        return f"; the broker aborts it in {text.duration(left_ms)}"
+        return f"; the broker aborts it in {shown_duration(left_ms)}"
 
 
 @dataclass
@@ -185,7 +186,7 @@ class ReadersCheck:
         )  # fmt: skip
 
     def _open(self, held: _Held, owner: _Owner) -> str:
-        return text.duration(owner.open_ms(held.producer, self.subject.now_ms))
+        return shown_duration(owner.open_ms(held.producer, self.subject.now_ms))
 
     def _by_hand(self, held: _Held) -> list[str]:
         """A marker for each partition. Of one whose id can still be ended, that would be the end of a part."""

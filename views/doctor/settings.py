@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from exactlyonce.cli.doctor.findings import NOTE, Findings
-from exactlyonce.cli.doctor.questions import TopicFacts
-from exactlyonce.cli.doctor.subject import Subject
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import AtOdds, fixing, min_insync_needed, settings_at_odds
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import TRANSACTION_VERSION, Transactions
 from exactlyonce.engines.surroundings.preflight import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.sinks.kafka.sink import gives_times
+from exactlyonce.views.doctor.findings import NOTE, Findings
+from exactlyonce.views.doctor.questions import TopicFacts
+from exactlyonce.views.doctor.subject import Subject
 
 MESSAGE_BYTES_MAX = 1_000_000
 """What a producer of librdkafka sends at most in one record, unless told otherwise."""

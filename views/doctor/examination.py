@@ -6,26 +6,26 @@ from collections.abc import Iterable
 from contextlib import ExitStack, closing
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.cli import traces as found_traces
-from exactlyonce.cli.doctor.blocks import check_blocks
-from exactlyonce.cli.doctor.decisions import check_decisions
-from exactlyonce.cli.doctor.findings import Findings
-from exactlyonce.cli.doctor.inputs import check_inputs
-from exactlyonce.cli.doctor.questions import Questions, TopicFacts
-from exactlyonce.cli.doctor.readers import ReadersCheck
-from exactlyonce.cli.doctor.rights import RightsCheck
-from exactlyonce.cli.doctor.settings import SettingsCheck
-from exactlyonce.cli.doctor.stores import check_stores
-from exactlyonce.cli.doctor.subject import Subject
-from exactlyonce.cli.traces import Traces
-from exactlyonce.cli.transactions.open_transactions import find_transactions, open_ids
-from exactlyonce.cli.transactions.staged_output import StagedOutput, find_staged
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, topic_name
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines import traces as found_traces
+from exactlyonce.engines.ending.waiting import StagedOutput, find_transactions, open_ids
+from exactlyonce.engines.traces import Traces
 from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.views.doctor.blocks import check_blocks
+from exactlyonce.views.doctor.decisions import check_decisions
+from exactlyonce.views.doctor.findings import Findings
+from exactlyonce.views.doctor.inputs import check_inputs
+from exactlyonce.views.doctor.questions import Questions, TopicFacts
+from exactlyonce.views.doctor.readers import ReadersCheck
+from exactlyonce.views.doctor.rights import RightsCheck
+from exactlyonce.views.doctor.settings import SettingsCheck
+from exactlyonce.views.doctor.stores import check_stores
+from exactlyonce.views.doctor.subject import Subject
+from exactlyonce.views.transactions import find_staged
 
 TIMEOUT_MS = 10_000
 

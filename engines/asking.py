@@ -20,7 +20,6 @@ import msgspec
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.cli.text import duration, to_stderr
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
@@ -28,6 +27,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import describe, find_topic, topic_name
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, TopicError
 
 POLL_S = 0.5
@@ -44,7 +44,7 @@ class NotAnswered(ExactlyOnceError):
 
 
 def savepoint(
-    config: ClientConfig, pipeline: str, living: Incarnation, timeout_ms: int, *, stop: bool, note: Note = to_stderr
+    config: ClientConfig, pipeline: str, living: Incarnation, timeout_ms: int, *, stop: bool, note: Note
 ) -> Manifest:
     """Have the run of *pipeline*, seen as *living*, take a savepoint: its manifest, once it is finalized; and, to
     *stop*, the run has ended."""
@@ -59,7 +59,7 @@ def savepoint(
     return _answered(config, pipeline, asked, answer, timeout_ms, note)
 
 
-def delete(config: ClientConfig, pipeline: str, checkpoint: int, timeout_ms: int, note: Note = to_stderr) -> None:
+def delete(config: ClientConfig, pipeline: str, checkpoint: int, timeout_ms: int, note: Note) -> None:
     """Have the run of *pipeline* delete a savepoint."""
     asked = Asked(id=secrets.token_hex(8), incarnation=0, action=DELETE, checkpoint=checkpoint)
 
@@ -75,7 +75,7 @@ def cancel(
     history: History,
     living: Incarnation,
     timeout_ms: int,
-    note: Note = to_stderr,
+    note: Note,
 ) -> History:
     """Have the run that is seen as *living* in *history*, of *topic*, end as cancelled: the log that says so, whoever
     asked for it.
@@ -239,7 +239,7 @@ def _over(history: History) -> str:
 def _late(pipeline: str, living: Incarnation | None, timeout_ms: int) -> str:
     who = f"Process {living.process} on {living.host}" if living is not None else "The run, which is silent,"
     return (
-        f"{who} has not done within {duration(timeout_ms)} what it was asked for. If its checkpoints complete "
+        f"{who} has not done within {shown_duration(timeout_ms)} what it was asked for. If its checkpoints complete "
         f"(`exactlyonce checkpoints {pipeline}`), allow more time by --timeout; a job on Spark, and a run of an older "
         f"exactlyonce, take no requests."
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.cli import text
-from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
-from exactlyonce.cli.doctor.questions import TopicFacts
-from exactlyonce.cli.doctor.subject import Subject
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.engines.surroundings.preflight import require_unread
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.sizes import counted
+from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
+from exactlyonce.views.doctor.questions import TopicFacts
+from exactlyonce.views.doctor.subject import Subject
 
 SOON_SHARE = 4
 """What is not read in three fourths of the retention time may be taken soon."""
@@ -75,10 +76,10 @@ def _deadline(subject: Subject, newest: Manifest, topics: Topics, topic: str, fi
         return sum(max(0, offset - read.get(partition, 0)) for partition, offset in kept.items())
 
     if unread := older(began_ms + soon_ms):
-        when = "at any time" if older(began_ms) else f"within {text.duration(soon_ms)}"
+        when = "at any time" if older(began_ms) else f"within {shown_duration(soon_ms)}"
         findings.add(
-            "inputs", f"{text.counted(unread, 'offset')} of {topic} still to be read: retention may take the first "
-            f"{when}", whose=f"retention of the topic: {text.duration(retention_ms)}",
+            "inputs", f"{counted(unread, 'offset')} of {topic} still to be read: retention may take the first "
+            f"{when}", whose=f"retention of the topic: {shown_duration(retention_ms)}",
             do=f"run {subject.name} before that, or raise retention.ms of {topic}",
             level=NOTE if subject.sign_of_life else PROBLEM,
         )  # fmt: skip

@@ -11,8 +11,8 @@ from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Repair
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, TransactionState
-from exactlyonce.cli.transactions.open_transactions import find_transactions, unfinalized_committables
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.ending.waiting import find_transactions, unfinalized_committables
 
 NAMES = [f"eo:p:out:0:{incarnation}.0:0" for incarnation in (1, 2, 3)]
 

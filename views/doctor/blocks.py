@@ -9,13 +9,12 @@ from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.cli import text
-from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Findings
-from exactlyonce.cli.doctor.subject import Subject
-from exactlyonce.cli.unclaimed_blocks import BlockSurvey, standing, survey
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines.blocks import Storages, damaged_among
-from exactlyonce.pipeline.sizes import shown_bytes
+from exactlyonce.pipeline.sizes import counted, shown_bytes
+from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
+from exactlyonce.views.doctor.subject import Subject
+from exactlyonce.views.unclaimed_blocks import BlockSurvey, standing, survey
 
 
 def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
@@ -39,7 +38,7 @@ def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
                     do="look at the disks of the brokers; blocks that lie there cannot be removed",
                 )  # fmt: skip
             if not deep:
-                why = f"{text.counted(len(found.claimed), 'block')}: --deep reads them all"
+                why = f"{counted(len(found.claimed), 'block')}: --deep reads them all"
                 findings.not_checked("the bytes of blocks, and orphans before the last checkpoint", why)
 
 
@@ -114,7 +113,7 @@ def _orphans(subject: Subject, newest: Manifest, found: BlockSurvey, findings: F
 
 
 def _counted(refs: list[BlockRef]) -> str:
-    return f"{text.counted(len(refs), 'block')} ({shown_bytes(sum(ref.size for ref in refs))})"
+    return f"{counted(len(refs), 'block')} ({shown_bytes(sum(ref.size for ref in refs))})"
 
 
 def _makers(refs: list[BlockRef]) -> str:
