@@ -39,7 +39,7 @@
     ├── SnapshotDeclined        state.errors: a snapshot cannot be taken now; a later checkpoint can
     │   └── DiskFull                state.tiered.errors: no room for local files; what needs it waits
     ├── LocalFilesFailed        state.tiered.errors: RocksDB failed on its files; the job restarts, and reads blocks
-    ├── OpenFailed              engines.wiring: a user's open() raised; the job restarts
+    ├── OpenFailed              engines.runtime.assembler: a user's open() raised; the job restarts
     ├── AnotherLeads            checkpoint.succession: it is left alone for now; the run waits, and looks again
     ├── NotAnswered             cli.asking: a run has not done what it was asked for
     ├── SinkFailed              sinks.writer: a sink could not write; the job restarts

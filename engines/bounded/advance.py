@@ -31,7 +31,7 @@ from exactlyonce.engines.bounded.workplace import workplace
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import Plan, plan
-from exactlyonce.engines.source_decoder import Skipped
+from exactlyonce.engines.runtime.source_decoder import Skipped
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Undetermined
 from exactlyonce.pipeline.failpoints import hit

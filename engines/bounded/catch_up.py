@@ -26,7 +26,7 @@ from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
-from exactlyonce.engines.source_decoder import NAMED_MAX, Skipped
+from exactlyonce.engines.runtime.source_decoder import NAMED_MAX, Skipped
 from exactlyonce.engines.surroundings.preflight import check_operators
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.errors import ConfigError

@@ -20,9 +20,6 @@ from typing import NamedTuple, Protocol
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
 from exactlyonce.connectors.source import Readable, SourceReader
-from exactlyonce.engines.activity import Activity
-from exactlyonce.engines.batch_codec import BatchCodec, records_in
-from exactlyonce.engines.in_flight import InFlightFrame, edge_of, loop_of
 from exactlyonce.engines.local.channels import BarrierFrame, Capture, Channel
 from exactlyonce.engines.local.pace import (
     ALIGNED,
@@ -34,8 +31,12 @@ from exactlyonce.engines.local.pace import (
     Pace,
     slice_pace,
 )
-from exactlyonce.engines.operators import Batch, Push
-from exactlyonce.engines.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.runtime.assembler import RestoredEdge
+from exactlyonce.engines.runtime.batch import Batch, Push
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
+from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.pipeline.departures import Departures
 
 
@@ -275,19 +276,12 @@ class ChannelInput:
         self.slices.pace.most, self.cautious = BATCH_RECORDS_MAX, False
 
 
-class RestoredChannel(NamedTuple):
-    """Where the frames of an edge go that were on their way at the restored checkpoint."""
-
-    codec: BatchCodec
-    push: Push
-
-
 @dataclass
 class RestoredInput:
     """What was on its way to this subtask at the restored checkpoint, in the order in which it is to be taken."""
 
     frames: deque[InFlightFrame]
-    edges: Mapping[str, RestoredChannel]
+    edges: Mapping[str, RestoredEdge]
     cautious: bool = False
     """As of a source."""
     bounds: Bounds = ALIGNED
@@ -313,7 +307,7 @@ class RestoredInput:
         return self._edge.push
 
     @property
-    def _edge(self) -> RestoredChannel:
+    def _edge(self) -> RestoredEdge:
         return self.edges[edge_of(self.name)]
 
     @property

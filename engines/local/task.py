@@ -26,19 +26,17 @@ from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.block_storage import AttemptBlocks
-from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.local.channels import BarrierFrame, Channel
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, Input, RestoredInput, SourceInput
 from exactlyonce.engines.local.loops import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, FeedbackInput, LoopChannel
 from exactlyonce.engines.local.messages import Acknowledge
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
-from exactlyonce.engines.operators import Batch
-from exactlyonce.engines.order_log import OrderRuns
-from exactlyonce.engines.runtime.cut import Cut, SubtaskBlocks
+from exactlyonce.engines.runtime.assembler import TaskOperators
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.cut import Cut
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.writer import SinkWriter
 from exactlyonce.state.backend import Table
 
 FETCH_BUDGET_S = 0.02
@@ -55,22 +53,16 @@ class Due(NamedTuple):
 
 @dataclass
 class Subtask:
-    """Subtask *index* of task *name*."""
+    """The operators of one subtask, between its inputs and outputs."""
 
-    name: str
-    index: int
+    operators: TaskOperators
     inputs: list[Input]
-    tables: list[Table[Any]]
-    sinks: list[SinkWriter]
     outputs: list[Channel]
     """Of each shuffle that begins here, to every subtask behind it."""
     fed: list[LoopChannel]
     """The loops that are fed here."""
-    blocks: AttemptBlocks
-    names: BlockNames
+    blocks: WorkerBlocks
     acknowledge: Callable[[Acknowledge], None]
-    order: OrderRuns | None
-    """None where there is only one order; see `order_runs`. A source may get a partition more at any barrier."""
     monotonic_s: Callable[[], float]
     exactly_once: bool = True
     """Whether inputs are held back; see `Alignment`."""
@@ -92,7 +84,7 @@ class Subtask:
             feedback=(each.name for each in self._loops),
             exactly_once=self.exactly_once,
         )
-        self._outlets = [*map(Outlet, self.outputs), *map(Outlet, self.sinks)]
+        self._outlets = [*map(Outlet, self.outputs), *map(Outlet, self.operators.sinks)]
         self._came_round = False
         """Whether what was taken last had gone round."""
         self._last: int | None = None
@@ -104,6 +96,16 @@ class Subtask:
         """How many of the snapshots under way capture what comes before barriers that have overtaken, or go round."""
         self.fetching = False
         """Whether stored state was read by the last `advance`, and not because a record wanted it."""
+
+    @property
+    def name(self) -> str:
+        """Of its task."""
+        return self.operators.task
+
+    @property
+    def tables(self) -> list[Table[Any]]:
+        """Of its operators."""
+        return self.operators.tables
 
     @property
     def sources(self) -> list[SourceInput]:
@@ -208,11 +210,7 @@ class Subtask:
             yield from rounds
 
     def _process(self, source: Input, batch: Batch) -> None:
-        if self.order is not None:
-            for partition, count in source.runs():
-                self.order.note(source.name, partition, count)
-            self.order.end_batch()
-        source.push(batch)
+        self.operators.take(source, batch)
         source.processed()
         for each in self._outlets:
             each.took(len(batch.records))
@@ -261,29 +259,30 @@ class Subtask:
         """The synchronous part now; the rest as an iterator."""
         while self._due and self._due[0].frame.checkpoint <= frame.checkpoint:
             self._due.popleft()
-        began = self.monotonic_s()
-        whole = frame.savepoint or not self.incremental
-        tables = [table.freeze(frame.checkpoint, frame.base, whole=whole) for table in self.tables]
-        exact, log = self.alignment.exact, None
-        if self.order is not None and (self.order.runs or not exact):
-            log = self.order.cut(exact=exact)
+        began_s = self.monotonic_s()
+        offsets = tuple(offset for source in self.sources for offset in source.noted.pop(frame.checkpoint))
+        left = self.restored.left() if self.restored is not None else []
+        cut = self.operators.cut(
+            frame.checkpoint,
+            frame.base,
+            offsets,
+            whole=frame.savepoint or not self.incremental,
+            exact=self.alignment.exact,
+            left=left,
+            captures=captures,
+        )
         for channel in chain(self.outputs, self.fed):
             channel.send_barrier(frame)
         for each in self.inputs:
             each.trust()
         if self.restored is not None:
             self.restored.trust()
-        for sink in self.sinks:
-            sink.barrier(frame.checkpoint)
         hit("worker-frozen")
         self._overtaken += bool(captures)
-        offsets = tuple(offset for source in self.sources for offset in source.noted.pop(frame.checkpoint))
-        left = self.restored.left() if self.restored is not None else []
-        cut = Cut(tables, log, offsets, self.sinks, left, captures)
-        return self._acknowledged(frame.checkpoint, cut, began, self.monotonic_s() - began)
+        return self._acknowledged(frame.checkpoint, cut, began_s, self.monotonic_s() - began_s)
 
     def _acknowledged(self, checkpoint: int, cut: Cut, began_s: float, sync_s: float) -> Iterator[bool]:
-        ack = yield from cut.acknowledge(SubtaskBlocks(self.blocks, self.names, checkpoint, self.name, self.index))
+        ack = yield from cut.acknowledge(self.operators.blocks(self.blocks, checkpoint))
         self._overtaken -= bool(cut.captures)
         self.acknowledge(Acknowledge(ack, sync_s * 1000, (self.monotonic_s() - began_s) * 1000))
         hit("worker-acknowledged")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
-from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.local.messages import Connection, Occupied
+from exactlyonce.engines.runtime.activity import Activity
 
 WATCH_INTERVAL_S = 1.0
 """How often it looks, and how long a turn may take before it tells."""

@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.building import Built, build
@@ -26,7 +25,8 @@ from exactlyonce.engines.local.clients import Clients, KafkaClients
 from exactlyonce.engines.local.inputs import SourceInput, SourceTrigger
 from exactlyonce.engines.local.pace import GATHER_S, snapshot_budget_s
 from exactlyonce.engines.local.watch import Watch
-from exactlyonce.engines.operators import place_of
+from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.runtime.operators import place_of
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, sendable, text_of
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -173,7 +173,7 @@ class Worker:
         self.activity.phase("flushing its sinks")
         for writer in built.writers:
             moved = writer.poll() or moved
-        built.blocks.poll()
+        built.blocks.attempt.poll()
         self.activity.phase("writing its state")
         for task in built.subtasks:
             fetching = task.fetching
@@ -267,9 +267,9 @@ class Worker:
                 first_record_ms=self._first_record_ms,
                 lag=sum(source.reader.lag() for source in self._sources),
                 going_round=sum(task.going_round for task in self.built.subtasks),
-                waiting=[
-                    each for each in (*(s.reader.waiting for s in self._sources), self.built.blocks.waiting) if each
-                ],
+                waiting=list(
+                    filter(None, (*(s.reader.waiting for s in self._sources), self.built.blocks.attempt.waiting))
+                ),
                 notes=[note for source in self._sources for note in source.notes] + self.built.notes,
                 full=sorted(self._full),
                 held_up=[writer.held_up for writer in self.built.writers if writer.held_up],

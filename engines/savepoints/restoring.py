@@ -16,7 +16,6 @@ from typing import TypeVar
 
 import msgspec
 
-from exactlyonce.checkpoint.block_storage import AttemptBlocks
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
     RESTORED,
@@ -28,10 +27,9 @@ from exactlyonce.checkpoint.records.manifest import (
     SourceOffset,
 )
 from exactlyonce.checkpoint.records.storage_url import storage_url
-from exactlyonce.engines.blocks import BlockNames
-from exactlyonce.engines.in_flight import InFlightFrame, said_of_records
 from exactlyonce.engines.options import Restoration
-from exactlyonce.engines.runtime.cut import SubtaskBlocks
+from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.steps import Steps, finish
 from exactlyonce.engines.savepoints.contents import Saved, SavedOperator, Savepoint, TopicSavepoint, origin_in_topic
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint
@@ -185,7 +183,7 @@ class Restoring:
         require(checkpoint == self._next, "what is restored was judged behind the fence")
         blocks = self._around.storages.of(self._around.storage).begin(incarnation, 0)
         schemas = {new: loop.schema for new, loop in self._loops.items() if loop.schema is not None}
-        writing = _Writing(BlockNames(0, said_of_records(schemas)), blocks, checkpoint, raise_if_fenced)
+        writing = _Writing(WorkerBlocks(blocks, schemas), checkpoint, raise_if_fenced)
         snapshots = tuple(self._written(writing, new, saved) for new, saved in sorted(self._operators.items()))
         logs = self._going_round(writing)
         self._around.note(f"restored from {self._savepoint.name}")
@@ -236,18 +234,15 @@ def _next(newest: Manifest | None) -> int:
 class _Writing:
     """Writes the blocks of *checkpoint*, and waits until they are durable."""
 
-    def __init__(
-        self, names: BlockNames, blocks: AttemptBlocks, checkpoint: int, raise_if_fenced: Callable[[], None]
-    ) -> None:
-        self._blocks, self._names, self.checkpoint = blocks, names, checkpoint
-        self.raise_if_fenced = raise_if_fenced
+    def __init__(self, blocks: WorkerBlocks, checkpoint: int, raise_if_fenced: Callable[[], None]) -> None:
+        self._blocks, self.checkpoint, self.raise_if_fenced = blocks, checkpoint, raise_if_fenced
 
     def _of(self, subtask: int) -> SubtaskBlocks:
-        return SubtaskBlocks(self._blocks, self._names, self.checkpoint, RESTORED, subtask)
+        return SubtaskBlocks(self._blocks, self.checkpoint, RESTORED, subtask)
 
     def _finish(self, steps: Steps[T]) -> T:
         """Take all *steps*. `BrokerUnavailable` if blocks are waited for too long."""
-        return finish(steps, lambda: self._blocks.wait(DURABLE_TIMEOUT_S, self.raise_if_fenced))
+        return finish(steps, lambda: self._blocks.attempt.wait(DURABLE_TIMEOUT_S, self.raise_if_fenced))
 
     def state(self, operator: str, subtask: int, entries: Iterable[KeptEntry]) -> list[tuple[BlockRef, BlockHeader]]:
         """Write images of all key groups in *entries*; where they lie."""

@@ -15,13 +15,14 @@ from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines import in_flight
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, records_in
-from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local.channels import INBOX_BYTES_MAX, BarrierFrame, Channel, LocalChannel, SocketChannel
-from exactlyonce.engines.local.inputs import ChannelInput, RestoredChannel, RestoredInput
+from exactlyonce.engines.local.inputs import ChannelInput, RestoredInput
 from exactlyonce.engines.local.pace import HURRIED_SLICE_S, OVERTAKING, slice_pace
-from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime.assembler import RestoredEdge
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
+from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.sinks import KafkaSink
@@ -131,8 +132,8 @@ def test_a_reader_lets_come_what_there_is_until_the_barrier_and_no_more() -> Non
 def test_what_is_restored_is_handed_out_frame_by_frame_and_what_is_left_can_be_captured() -> None:
     pushed: list[str] = []
     edges = {
-        "a>b": RestoredChannel(CODEC, lambda _: pushed.append("b")),
-        "a>c": RestoredChannel(CODEC, lambda _: pushed.append("c")),
+        "a>b": RestoredEdge(CODEC, lambda _: pushed.append("b")),
+        "a>c": RestoredEdge(CODEC, lambda _: pushed.append("c")),
     }
     restored = RestoredInput(deque([InFlightFrame("a>b:2", frame(0, 5)), InFlightFrame("a>c:0", frame(5, 2))]), edges)
     assert [each.n for each in restored.next(3).records] == [0, 1, 2]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 import pytest
 
-from exactlyonce.engines.activity import Activity
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.local.channels import BarrierFrame
 from exactlyonce.engines.local.inputs import SourceInput, SourceTrigger
 from exactlyonce.engines.local.pace import GATHER_S
-from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.pipeline.errors import RecordError
 
 if TYPE_CHECKING:

@@ -10,15 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local import loops, task
 from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
-from exactlyonce.engines.local.inputs import ChannelInput, RestoredChannel, RestoredInput
+from exactlyonce.engines.local.inputs import ChannelInput, RestoredInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
 from exactlyonce.engines.local.task import Subtask
-from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.runtime.assembler import RestoredEdge, TaskOperators
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Kind, Node
 
@@ -128,20 +129,15 @@ class Head:
         self.new = LocalChannel()
         self.loop = LoopChannel(Node("loop", Kind.FEEDBACK, pause_ms=pause_ms), Node("end", Kind.MAP), self.now_s)
         self.subtask = Subtask(
-            name="head",
-            index=0,
+            operators=TaskOperators("head", 0),
             inputs=[
                 ChannelInput("new", self.new, CODEC, self.push),
                 FeedbackInput(">loop:0", self.loop, CODEC, self.push),
             ],
-            tables=[],
-            sinks=[],
             outputs=[],
             fed=[self.loop],
             blocks=cast(Any, None),  # what writes the snapshots, which nobody advances here
-            names=cast(Any, None),
             acknowledge=lambda message: None,
-            order=None,
             monotonic_s=self.now_s,
             restored=self.restored(restored),
         )
@@ -150,7 +146,7 @@ class Head:
         if not records:
             return None
         frames = [CODEC.encode(Batch([record], [ORIGIN], None)) for record in records]
-        edges = {">loop": RestoredChannel(CODEC, self.push)}
+        edges = {">loop": RestoredEdge(CODEC, self.push)}
         return RestoredInput(deque(InFlightFrame(">loop:3", each) for each in frames), edges, cautious=True)
 
     def now_s(self) -> float:
@@ -304,7 +300,7 @@ def test_no_barrier_waits_for_what_went_round_at_a_restart() -> None:
 
 def test_what_was_restored_waits_while_a_disk_is_full() -> None:
     head, table = Head(restored=["o1", "o2"]), SimpleNamespace(full="no room")
-    head.subtask.tables = cast(Any, [table])
+    head.subtask.operators.tables = cast(Any, [table])
     head.send(head.new, "n1")
     assert head.steps() == ["n1"]
     table.full = ""

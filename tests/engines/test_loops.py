@@ -21,7 +21,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_histor
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.in_flight import frames_of
+from exactlyonce.engines.runtime.in_flight import frames_of
 from exactlyonce.engines.savepoints.kept_state import kept_state
 from exactlyonce.testing.cluster import KafkaCluster
 

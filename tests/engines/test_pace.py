@@ -10,8 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.engines.activity import BREATH_INTERVAL_S, CHUNK_RECORDS, Activity
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.local.channels import WINDOW_AT_FIRST, BarrierFrame, Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.pace import (
@@ -24,7 +22,10 @@ from exactlyonce.engines.local.pace import (
     slice_pace,
     snapshot_budget_s,
 )
-from exactlyonce.engines.operators import Batch, Map, Process, Stateful
+from exactlyonce.engines.runtime.activity import BREATH_INTERVAL_S, CHUNK_RECORDS, Activity
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.operators import Map, Process, Stateful
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.state.table import KeyedTable
 
@@ -166,7 +167,7 @@ def test_an_operator_breathes_between_chunks_if_the_last_breath_is_long_ago(monk
     assert activity._breathe_at - activity.turned_s == pytest.approx(BREATH_INTERVAL_S)
     done.clear()
     activity._breathe_at = 0.0
-    monkeypatch.setattr("exactlyonce.engines.activity.BREATH_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("exactlyonce.engines.runtime.activity.BREATH_INTERVAL_S", 3600.0)
     operator(numbers(0, CHUNK_RECORDS + 1))
     assert breaths == [CHUNK_RECORDS]
 

@@ -14,7 +14,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client import end_offsets
-from exactlyonce.engines.in_flight import blocks_of
+from exactlyonce.engines.runtime.in_flight import blocks_of
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 

@@ -13,9 +13,8 @@ from exactlyonce.checkpoint import coordinator as core
 from exactlyonce.checkpoint import decision_log, leader
 from exactlyonce.checkpoint.commits import of_stores
 from exactlyonce.checkpoint.transactions import markers, transactional_writer
-from exactlyonce.engines import in_flight
 from exactlyonce.engines.local import task
-from exactlyonce.engines.runtime import cut
+from exactlyonce.engines.runtime import blocks, in_flight
 from exactlyonce.sinks.kafka import producing
 from exactlyonce.sinks.write_ahead import writer as write_ahead
 
@@ -25,7 +24,7 @@ BOUNDS = (
     (transactional_writer, "MARKERS_TIMEOUT_MS", 400),
     (leader, "WATCH_INTERVAL_MS", UPKEEP_INTERVAL_MS),
     (producing, "WAITING_MIN", 4),
-    (cut, "BLOCKS_PENDING_MAX", 2),
+    (blocks, "BLOCKS_PENDING_MAX", 2),
     (in_flight, "PIECE_BYTES", 400),
     (in_flight, "NAMED_MAX", 2),
     (in_flight, "LISTED_MAX", 3),

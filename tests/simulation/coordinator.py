@@ -33,8 +33,8 @@ from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
-from exactlyonce.engines.in_flight import listed_in
 from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.runtime.in_flight import listed_in
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, require

@@ -30,11 +30,11 @@ from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.events import Trigger
 from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
-from exactlyonce.engines import in_flight
 from exactlyonce.engines.local.channels import BarrierFrame, Capture, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, RestoredInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
 from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.runtime import in_flight
 from exactlyonce.state.errors import DamagedState
 
 UNALIGNED, REPLAYS, CYCLES = "unaligned", "unaligned replays", "cycles"
@@ -214,11 +214,11 @@ def _upstream_first(real: Any, manifest: Any, graph: Any, *arguments: Any) -> An
 @mutant("the order log does not count what was on its way", REPEATED, shape="union", luck=REPLAYS, first=13)
 @in_place_of(Subtask, "_process", unfitting())
 def _uncounted(real: Any, self: Subtask, source: Any, batch: Any) -> None:
-    order = self.order
+    order = self.operators.order
     if isinstance(source, RestoredInput):
-        self.order = None
+        self.operators.order = None
     real(self, source, batch)
-    self.order = order
+    self.operators.order = order
 
 
 # --- loops ------------------------------------------------------------------------------------------------------------

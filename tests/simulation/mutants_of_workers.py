@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count, repeat
 from typing import Any
 from unittest.mock import patch
@@ -27,17 +28,18 @@ from planting import (
     unfitting,
 )
 
-from exactlyonce.checkpoint import block_storage, decision_log
+from exactlyonce.checkpoint import block_storage as storage
+from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.connectors.kafka.reader import KafkaReader
-from exactlyonce.engines import wiring
-from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.bounded.unit import ordering
 from exactlyonce.engines.local import building
 from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelInput, SourceInput
 from exactlyonce.engines.local.task import Subtask
-from exactlyonce.engines.order_log import OrderRuns
+from exactlyonce.engines.runtime.assembler import Assembler
+from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.order_log import OrderRuns
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
 from exactlyonce.sinks.writer import FlushedInterval
@@ -186,7 +188,7 @@ def _uncloned(real: Any, self: Any, keys: Any) -> None:
 
 mutant(
     "two parts of a state have one key", r"is not where it is referred to|" + LEFT + "|" + TOMBSTONED,
-    patch.object(BlockNames, "_next", lambda self: 1), unchecked(block_storage, "A block is written once"),
+    patch.object(WorkerBlocks, "_next", lambda self: 1), unchecked(storage, "A block is written once"),
     unchecked(decision_log, "A block that a manifest names"), first=88,
 )  # fmt: skip
 
@@ -310,11 +312,10 @@ def _sorted_log(real: Any, self: OrderRuns, *, exact: bool = True) -> Any:
 
 
 @mutant("a replay does not restore the checkpoint before", REPEATED, shape="chain", luck="replays", first=5)
-@in_place_of(wiring, "table_of")
-def _replay_from_nothing(real: Any, *arguments: Any, **options: Any) -> Any:
-    node, graph, parallelism, subtask, manifest, reader = arguments
-    without = msgspec.structs.replace(manifest, operators=())
-    return real(node, graph, parallelism, subtask, without, reader, **options)
+@in_place_of(Assembler, "table")
+def _replay_from_nothing(real: Any, self: Assembler, node: Any, touched: Any = None) -> Any:
+    without = msgspec.structs.replace(self.manifest, operators=())
+    return real(replace(self, manifest=without), node, touched)
 
 
 @mutant(

@@ -16,10 +16,10 @@ from topologies import Topology
 from watched import Asserted
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.worker import Worker
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, is_fatal
 from exactlyonce.pipeline.graph import LogicalGraph
 

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import msgspec
 
-from exactlyonce.checkpoint.block_storage import AttemptBlocks
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.blocks import BlockNames, block_storage
-from exactlyonce.engines.bounded.unit.assembly import Assembly, assemble
+from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.bounded.unit.assembly import Assembly
 from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
 from exactlyonce.engines.bounded.unit.ordering import take_along, take_by_time
 from exactlyonce.engines.collector import collecting_rarely
-from exactlyonce.engines.order_log import OrderRuns, order_runs
 from exactlyonce.engines.plan import plan
-from exactlyonce.engines.runtime.cut import Cut, SubtaskBlocks
+from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.order_log import OrderRuns, order_runs
 from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import GraphError
@@ -43,16 +42,16 @@ def _run(unit: Unit, label: str) -> Receipt:
     began_ms = SystemClock().now_ms()
     physical = plan(_graph(unit), unit.parallelism)
     task = next(each for each in physical.tasks if each.name == unit.task)
-    blocks, names = _block_writer(unit), BlockNames(unit.subtask)
-    assembly = assemble(unit, physical, task, label, blocks, names)
+    blocks = _block_writer(unit)
+    assembly = Assembly(unit, physical, task, label, blocks)
     try:
         with collecting_rarely():
             several = len(assembly.lanes) > 1 or bool(assembly.partitions)
-            order = order_runs(task, physical.shuffles, several=several)
-            _take(unit, assembly, order)
+            assembly.operators.order = order_runs(task, physical.shuffles, several=several)
+            _take(unit, assembly)
             channels = tuple(file for sending in assembly.sendings for file in sending.close())
             outputs = tuple(file for staging in assembly.stagings for file in staging.close())
-            ack = _acknowledgement(unit, assembly, order, blocks, names)
+            ack = _acknowledgement(unit, assembly, blocks)
     finally:
         notes = assembly.close()
     hit("unit-computed")
@@ -79,11 +78,12 @@ def _graph(unit: Unit) -> LogicalGraph:
     return graph
 
 
-def _take(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> None:
-    """Push all input through the operators; *order* gets what was taken.
+def _take(unit: Unit, assembly: Assembly) -> None:
+    """Push all input through the operators, which note the order.
 
     A subtask that had one lane wrote no order log once: without one, it is taken as it comes.
     """
+    order = assembly.operators.order
     follows = unit.order is not None and order is not None and _has_several_orders(assembly, order)
     if unit.order or unit.left or follows:
         take_along(assembly.lanes, unit.order or (), order, unit.left)
@@ -96,34 +96,25 @@ def _has_several_orders(assembly: Assembly, order: OrderRuns) -> bool:
     return order.batches or sum(lane.time_ms() is not None for lane in assembly.lanes) > 1
 
 
-def _block_writer(unit: Unit) -> AttemptBlocks | None:
+def _block_writer(unit: Unit) -> WorkerBlocks | None:
     """None: the unit writes no blocks, for it computes again what is there already."""
     if not unit.write_state:
         return None
-    return block_storage(ClientConfig(unit.client), unit.topic, unit.storage).begin(unit.incarnation, unit.attempt)
+    storage = block_storage(ClientConfig(unit.client), unit.topic, unit.storage)
+    return WorkerBlocks(storage.begin(unit.incarnation, unit.attempt))
 
 
-def _acknowledgement(
-    unit: Unit, assembly: Assembly, order: OrderRuns | None, blocks: AttemptBlocks | None, names: BlockNames
-) -> Ack:
+def _acknowledgement(unit: Unit, assembly: Assembly, blocks: WorkerBlocks | None) -> Ack:
     ends = {(lane.name, lane.partition): lane.decoder.noted(lane.reader.position()) for lane in assembly.partitions}
-    offsets = tuple(ends[each.source, each.partition] for each in unit.readings)
+    offsets = tuple(ends[reading.source, reading.partition] for reading in unit.readings)
     if blocks is None:
         return Ack(unit.task, unit.subtask, unit.checkpoint, offsets)
-    logged = order is not None and (order.runs or len(assembly.lanes) > 1)
-    for writer in assembly.writers:
-        writer.barrier(unit.checkpoint)
-    whole = not unit.incremental
-    cut = Cut(
-        [table.freeze(unit.checkpoint, unit.base.checkpoint, whole=whole) for table in assembly.tables],
-        order.cut() if order is not None and logged else None,
-        offsets,
-        assembly.writers,
-    )
+    operators, attempt = assembly.operators, blocks.attempt
+    cut = operators.cut(unit.checkpoint, unit.base.checkpoint, offsets, whole=not unit.incremental)
 
     def wait() -> None:
-        blocks.wait(BLOCKS_TIMEOUT_S)
-        for writer in assembly.writers:
+        attempt.wait(BLOCKS_TIMEOUT_S)
+        for writer in operators.sinks:
             writer.poll(SINK_WAIT_S)
 
-    return finish(cut.acknowledge(SubtaskBlocks(blocks, names, unit.checkpoint, unit.task, unit.subtask)), wait)
+    return finish(cut.acknowledge(operators.blocks(blocks, unit.checkpoint)), wait)

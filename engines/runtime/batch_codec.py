@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import compress
-from typing import Any, NamedTuple, overload
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 import msgspec
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace
-from exactlyonce.engines.operators import Batch, facts_of, skip_option
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.operators import facts_of, skip_option
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.pipeline.schema import type_name
@@ -97,24 +97,17 @@ class BatchCodec:
     def decode(self, frame: bytes) -> Batch:
         """The batch of a frame."""
         try:
-            records, keys, *coordinates = self._decoder.decode(frame)
+            batch = self._decoder.decode(frame).batch()
         except msgspec.ValidationError as error:
-            raw, keys, *coordinates = _frame_decoder(msgspec.Raw).decode(frame)
             decode = msgspec.msgpack.Decoder(self._wire.type).decode
-            raise self._misfit(Batch(raw, _origins(*coordinates), keys), decode, error) from error
-        if self._wire.unwrap is not None:
-            records = self._wire.unwrap(records)
-        return Batch(records, _origins(*coordinates), keys)
+            raise self._misfit(_frame_decoder(msgspec.Raw).decode(frame).batch(), decode, error) from error
+        return batch if self._wire.unwrap is None else batch.of(self._wire.unwrap(batch.records))
 
     def of_groups(self, frame: bytes, groups: range, max_parallelism: int) -> bytes | None:
         """The frame of those of its records whose keys are of *groups*, in their order; None: there are none."""
         batch = self.decode(frame)
-        keys = batch.keys or []
-        kept = [group in groups for group in key_groups(keys, max_parallelism)]
-        if not any(kept):
-            return None
-        batch = Batch(*(list(compress(each, kept)) for each in (batch.records, batch.origins, keys)))
-        return self.encode(batch)
+        kept = [group in groups for group in key_groups(batch.keys or [], max_parallelism)]
+        return self.encode(batch.where(kept)) if any(kept) else None
 
     def without(self, frame: bytes, skips: Sequence[RecordPlace]) -> bytes | None:
         """The frame without those of its records that stem from one of *skips*; None: nothing is left."""
@@ -123,11 +116,7 @@ class BatchCodec:
         kept = [(each.topic(), each.partition(), each.offset()) not in gone for each in batch.origins]
         if all(kept):
             return frame
-        if not any(kept):
-            return None
-        keys = None if batch.keys is None else list(compress(batch.keys, kept))
-        records, origins = (list(compress(each, kept)) for each in (batch.records, batch.origins))
-        return self.encode(Batch(records, origins, keys))
+        return self.encode(batch.where(kept)) if any(kept) else None
 
     def _misfit(self, batch: Batch, code: Callable[[Any], object], error: Exception) -> RecordError:
         for record, origin in zip(batch.records, batch.origins, strict=True):
@@ -148,11 +137,12 @@ class BatchCodec:
 class OpenFrame:
     """A frame that the records of several batches are added to."""
 
-    __slots__ = ("_keys", "_names", "_offsets", "_packed", "_partitions", "_topics", "size")
+    __slots__ = ("_keys", "_names", "_offsets", "_packed", "_partitions", "_times", "_topics", "size")
 
     def __init__(self) -> None:
         self._packed: list[bytes] = []
         self._keys: list[bytes] | None = None
+        self._times: array[int] | None = None
         self._names: dict[str, int] = {}
         self._topics, self._partitions, self._offsets = array("H"), array("i"), array("q")
         self.size = 0
@@ -170,6 +160,8 @@ class OpenFrame:
             self._keys = self._keys or []
             self._keys += batch.keys
             self.size += sum(map(len, batch.keys))
+        if batch.times is not None:
+            self._times = (self._times or array("q")) + array("q", batch.times)
         topics = [origin.topic() or "" for origin in batch.origins]
         for name in sorted(set(topics)):
             self._names.setdefault(name, len(self._names))
@@ -181,7 +173,8 @@ class OpenFrame:
         """All of it, as `BatchCodec.decode` takes it."""
         records = msgspec.Raw(b"".join((array_head(len(self)), *self._packed)))
         coordinates = (self._topics.tobytes(), self._partitions.tobytes(), self._offsets.tobytes())
-        return _encode((records, self._keys, list(self._names), *coordinates))
+        times = () if self._times is None else (self._times.tobytes(),)
+        return _encode((records, self._keys, list(self._names), *coordinates, *times))
 
 
 def records_in(frame: bytes) -> int:
@@ -220,9 +213,26 @@ def _canonical(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _frame_decoder(record_type: Any) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(tuple[list[record_type], list[bytes] | None, list[str], bytes, bytes, bytes])
+Record = TypeVar("Record")
 
 
-def _origins(names: list[str], topics: bytes, partitions: bytes, offsets: bytes) -> Origins:
-    return Origins(names, array("H", topics), array("i", partitions), array("q", offsets))
+class _Frame(msgspec.Struct, Generic[Record], array_like=True, gc=False):
+    """A frame as msgpack has it."""
+
+    records: list[Record]
+    keys: list[bytes] | None
+    names: list[str]
+    topics: bytes
+    partitions: bytes
+    offsets: bytes
+    times: bytes = b""
+    """Only where its batches had any."""
+
+    def batch(self) -> Batch:
+        topics, partitions, offsets = array("H", self.topics), array("i", self.partitions), array("q", self.offsets)
+        times = list(array("q", self.times)) if self.times else None
+        return Batch(self.records, Origins(self.names, topics, partitions, offsets), self.keys, times)
+
+
+def _frame_decoder(record_type: Any) -> msgspec.msgpack.Decoder[_Frame[Any]]:
+    return msgspec.msgpack.Decoder(_Frame[record_type])

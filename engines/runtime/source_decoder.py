@@ -3,7 +3,7 @@
 Invariants: a batch is decoded in one pass, whatever is in it: the time is linear in the messages, and no record
 that decodes is decoded twice; every skipped record is counted, by partition, and between two calls of `tell` the first
 few are named;
-a record is skipped only for what `engines.outage` calls a bad one.
+a record is skipped only for what `engines.runtime.outage` calls a bad one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
 from exactlyonce.connectors.source import RawRecord, Readable
-from exactlyonce.engines.operators import Batch, facts_of, place_of, skip_option
-from exactlyonce.engines.outage import RETRY_PAUSES_S, is_bad_record, is_outage, pause
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.operators import facts_of, place_of, skip_option
+from exactlyonce.engines.runtime.outage import RETRY_PAUSES_S, is_bad_record, is_outage, pause
 from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
 
 NAMED_MAX = 5

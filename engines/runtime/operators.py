@@ -1,9 +1,9 @@
 """Operators as functions over batches: no Python call per record beyond the user's own functions.
 
-A batch is three parallel lists: records, the messages they stem from, and, below a `key_by`, canonical keys. An
-operator takes a batch and pushes what it makes of it to the operators behind it, within the same call. An error of the
-user's function is raised as `RecordError` with the coordinates of the record it was called with; an outage that it met,
-as `Unavailable`, for which the job restarts.
+An operator takes a batch and pushes its outputs to the operators after it, within the same call. It may also push at
+any other moment between two batches, without a record coming in. An error of the user's function is raised as
+`RecordError` with the coordinates of the record it was called with; an outage that it met, as `Unavailable`, for which
+the job restarts.
 
 An operator works in chunks and breathes between them, for a user's function may take any time. A breath comes outside
 of whatever turns errors into record errors, and before the batch's outputs go on: what is polled there (the writers of
@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, compress, repeat
 from operator import length_hint
 from typing import Any, Protocol
 
 import msgspec
 
 import exactlyonce
-from exactlyonce.engines.activity import CHUNK_RECORDS, Activity
-from exactlyonce.engines.outage import is_outage, pause, retried
+from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
+from exactlyonce.engines.runtime.batch import Batch, Origin, Push
+from exactlyonce.engines.runtime.outage import is_outage, pause, retried
 from exactlyonce.pipeline.errors import (
     USERS_ERRORS,
     Facts,
@@ -42,31 +42,8 @@ from exactlyonce.pipeline.sink import FunctionRaised
 from exactlyonce.sinks.writer import SinkEncoder
 from exactlyonce.state.backend import Table
 from exactlyonce.state.errors import ApplyFailed
+from exactlyonce.state.key_groups import subtask_of
 
-
-class Origin(Protocol):
-    """Where a record comes from: a Kafka message, or what a shuffle kept of it."""
-
-    def topic(self) -> str | None: ...
-    def partition(self) -> int | None: ...
-    def offset(self) -> int | None: ...
-
-
-@dataclass(slots=True)
-class Batch:
-    """Records in order; `origins` and, where keyed, `keys` are as long."""
-
-    records: list[Any]
-    origins: Sequence[Origin]
-    keys: list[bytes] | None = None
-
-    def part(self, start: int, end: int) -> Batch:
-        """The records from *start* to before *end*."""
-        keys = None if self.keys is None else self.keys[start:end]
-        return Batch(self.records[start:end], self.origins[start:end], keys)
-
-
-Push = Callable[[Batch], None]
 _OURS = os.path.dirname(exactlyonce.__file__) + os.sep
 """Where frames are ours, and not the user's."""
 
@@ -84,9 +61,7 @@ def facts_of(operator: str, origin: Origin | None) -> Facts:
     return {name: fact for name, fact in known if fact is not None}
 
 
-def record_error(
-    whose: str, operator: str, origin: Origin | None, error: BaseException
-) -> RecordError | Unavailable:
+def record_error(whose: str, operator: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
     """*error* of a function of the user's, in words *whose*, with the coordinates of the record."""
     said = text_of(error).removesuffix(".")
     raised = f"{whose} raised {type(error).__name__}: {said}{place_of(error)}, on {_shown(origin)}."
@@ -133,7 +108,7 @@ def _shown(origin: Origin | None) -> str:
 
 @dataclass(slots=True)
 class BatchOperator:
-    """What all operators have: an id and those behind them."""
+    """An operator: it takes batches, and pushes others to those after it."""
 
     id: str
     downstream: list[Push] = field(default_factory=list, kw_only=True)
@@ -144,7 +119,12 @@ class BatchOperator:
         """For errors."""
         return f"Operator {self.id!r}"
 
+    def __call__(self, batch: Batch) -> None:
+        """Take a batch."""
+        raise NotImplementedError
+
     def push(self, batch: Batch) -> None:
+        """Give a batch to the operators after this one."""
         for each in self.downstream:
             each(batch)
 
@@ -180,7 +160,7 @@ class Map(BatchOperator):
     fn: Callable[[Any], Any]
 
     def __call__(self, batch: Batch) -> None:
-        self.push(Batch(self.apply(self.fn, batch), batch.origins, batch.keys))
+        self.push(batch.of(self.apply(self.fn, batch)))
 
 
 @dataclass(slots=True)
@@ -197,9 +177,7 @@ class Filter(BatchOperator):
     fn: Callable[[Any], bool]
 
     def __call__(self, batch: Batch) -> None:
-        kept = self.apply(bool, Batch(self.apply(self.fn, batch), batch.origins), again=True)
-        keys = None if batch.keys is None else list(compress(batch.keys, kept))
-        self.push(Batch(list(compress(batch.records, kept)), list(compress(batch.origins, kept)), keys))
+        self.push(batch.where(self.apply(bool, batch.of(self.apply(self.fn, batch)), again=True)))
 
 
 @dataclass(slots=True)
@@ -208,12 +186,7 @@ class FlatMap(BatchOperator):
 
     def __call__(self, batch: Batch) -> None:
         fn = self.fn
-        self.push(expand(self.apply(lambda record: list(fn(record)), batch), batch.origins))
-
-
-def expand(lists: Sequence[Sequence[Any]], origins: Sequence[Origin]) -> Batch:
-    """Zero to n records for each input, each with the origin of its input."""
-    return Batch(list(chain.from_iterable(lists)), list(chain.from_iterable(map(repeat, origins, map(len, lists)))))
+        self.push(batch.expanded(self.apply(lambda record: list(fn(record)), batch)))
 
 
 @dataclass(slots=True)
@@ -231,32 +204,34 @@ class KeyBy(BatchOperator):
     """Of records with points in time: what they are behind a shuffle, whether there is one or not."""
 
     def __call__(self, batch: Batch) -> None:
-        keys = self.apply(canonical_key, Batch(self.apply(self.fn, batch), batch.origins), again=True)
-        records = batch.records if self.in_utc is None else self.apply(self.in_utc, batch, again=True)
-        self.push(Batch(records, batch.origins, keys))
+        keys = self.apply(canonical_key, batch.of(self.apply(self.fn, batch)), again=True)
+        if self.in_utc is not None:
+            batch = batch.of(self.apply(self.in_utc, batch, again=True))
+        self.push(batch.keyed(keys))
 
 
 class Emitted:
-    """What a function has emitted on a batch, by output: records, and their origins. Nothing leaves before `push`."""
+    """What a function emits on *batch*, by output: records, and the places they stem from. `push` sends them on."""
 
-    __slots__ = ("_listeners", "_noted", "origin")
+    __slots__ = ("_batch", "_listeners", "_noted", "place")
 
-    def __init__(self, sides: Mapping[str, list[Push]], main: list[Push] | None = None) -> None:
+    def __init__(self, batch: Batch, sides: Mapping[str, list[Push]], main: list[Push] | None = None) -> None:
         """The listeners of its outputs. *main*: None if it may not emit to that one."""
+        self._batch = batch
         self._listeners: dict[str | None, list[Push]] = {} if main is None else {None: main}
         self._listeners.update(sides)
-        self._noted: dict[str | None, tuple[list[Any], list[Origin]]] = {name: ([], []) for name in self._listeners}
-        self.origin: Origin
-        """Where the record comes from that the function is called with."""
+        self._noted: dict[str | None, tuple[list[Any], list[int]]] = {name: ([], []) for name in self._listeners}
+        self.place = -1
+        """The place in the batch of the record that the function is called with."""
 
     def emit(self, record: Any, output: Any = None) -> None:
         """Note *record* for a side output; for the main one, if there is no *output*."""
         try:
-            records, origins = self._noted[None if output is None else output.name]
+            records, places = self._noted[None if output is None else output.name]
         except (KeyError, AttributeError):
             raise TypeError(self._misuse(output)) from None
         records.append(record)
-        origins.append(self.origin)
+        places.append(self.place)
 
     def _misuse(self, output: Any) -> str:
         declared = ", ".join(filter(None, self._listeners)) or "none"
@@ -266,9 +241,9 @@ class Emitted:
 
     def push(self) -> None:
         """Give the records of each output to its listeners."""
-        for name, (records, origins) in self._noted.items():
+        for name, (records, places) in self._noted.items():
             for push in self._listeners[name]:
-                push(Batch(records, origins))
+                push(self._batch.stemming(records, places))
 
 
 @dataclass(slots=True)
@@ -286,9 +261,9 @@ class Stateful(BatchOperator):
         assert batch.keys is not None
         run = self.table.reduce if self.reduces else self.table.apply
         fn = self._listed if self.flat else self.fn
-        emitted = Emitted(self.sides) if self.sides else None
+        emitted = Emitted(batch, self.sides) if self.sides else None
         if emitted is not None:
-            fn = self._emitting(emitted, iter(batch.origins))
+            fn = self._emitting(emitted)
         outputs: list[Any] = []
         entered_s = self.activity.enter(self.id)
         for chunk in _chunks(len(batch.records)):
@@ -302,7 +277,7 @@ class Stateful(BatchOperator):
         self.activity.leave(self.id, entered_s, len(outputs))
         if emitted is not None:
             outputs = [returned[0] for returned in outputs]
-        self.push(expand(outputs, batch.origins) if self.flat else Batch(outputs, batch.origins))
+        self.push(batch.expanded(outputs) if self.flat else batch.unkeyed(outputs))
         if emitted is not None:
             emitted.push()
 
@@ -311,7 +286,7 @@ class Stateful(BatchOperator):
         state, outputs = self.fn(state, record)
         return state, tuple(outputs)
 
-    def _emitting(self, emitted: Emitted, origins: Iterator[Origin]) -> Callable[[Any, Any], tuple[Any, Any]]:
+    def _emitting(self, emitted: Emitted) -> Callable[[Any, Any], tuple[Any, Any]]:
         """The function with `emit`. Its output is what it returned, then what it emitted: each may share the state."""
         fn, flat = self.fn, self.flat
         given: list[Any] = []
@@ -321,7 +296,7 @@ class Stateful(BatchOperator):
             given.append(value)
 
         def run(state: Any, record: Any) -> tuple[Any, tuple[Any, ...]]:
-            emitted.origin = next(origins)
+            emitted.place += 1
             given.clear()
             state, returned = fn(state, record, emit)
             return state, (tuple(returned) if flat else returned, *given)
@@ -337,16 +312,15 @@ class Process(BatchOperator):
     sides: dict[str, list[Push]] = field(default_factory=dict)
 
     def __call__(self, batch: Batch) -> None:
-        emitted = Emitted(self.sides, main=self.downstream)
+        emitted = Emitted(batch, self.sides, main=self.downstream)
         fn, emit = self.fn, emitted.emit
         entered_s = self.activity.enter(self.id)
         for chunk in _chunks(len(batch.records)):
-            for origin, record in zip(batch.origins[chunk], batch.records[chunk], strict=True):
-                emitted.origin = origin
+            for emitted.place, record in enumerate(batch.records[chunk], chunk.start):
                 try:
                     fn(record, emit)
                 except USERS_ERRORS as error:
-                    raise record_error(self.shown, self.id, origin, error) from error
+                    raise record_error(self.shown, self.id, batch.origins[emitted.place], error) from error
             self.activity.breathe()
         self.activity.leave(self.id, entered_s, len(batch.records))
         emitted.push()
@@ -359,16 +333,28 @@ class Shuffle(BatchOperator):
     send: Callable[[int, Batch], None]
     parallelism: int
     max_parallelism: int
+    groups: set[int] | None = None
+    """The key groups that were sent, where that is asked for."""
+    _owners: list[int] = field(init=False)
+    """By key group, the subtask that it is sent to."""
+
+    def __post_init__(self) -> None:
+        groups = range(self.max_parallelism)
+        self._owners = [subtask_of(group, self.parallelism, self.max_parallelism) for group in groups]
+
+    def groups_of(self, subtask: int) -> tuple[int, ...]:
+        """The key groups that were sent to *subtask*, in order."""
+        return tuple(sorted(group for group in self.groups or () if self._owners[group] == subtask))
 
     def __call__(self, batch: Batch) -> None:
         assert batch.keys is not None
-        targets = [g * self.parallelism // self.max_parallelism for g in key_groups(batch.keys, self.max_parallelism)]
-        for subtask in range(self.parallelism):
-            chosen = [target == subtask for target in targets]
-            records = list(compress(batch.records, chosen))
-            if records:
-                keys = list(compress(batch.keys, chosen))
-                self.send(subtask, Batch(records, list(compress(batch.origins, chosen)), keys))
+        groups = key_groups(batch.keys, self.max_parallelism)
+        if self.groups is not None:
+            self.groups.update(groups)
+        receivers = list(map(self._owners.__getitem__, groups))
+        for subtask, share in enumerate(batch.dealt(receivers, self.parallelism)):
+            if share.records:
+                self.send(subtask, share)
 
 
 def listeners(producer: BatchOperator, output: str | None) -> list[Push]:

@@ -4,7 +4,7 @@
     block = zlib(a piece of the log, `PIECE_BYTES` long but for the last)
             its envelope says, as JSON, the schema of the records of each loop of the pipeline; older ones "frames"
     list  = msgpack array of references to such blocks, `LISTED_MAX` but for the last; a block too
-    frame = a batch as `engines.batch_codec` encodes it;  channel's name = edge, ":", the sender's subtask
+    frame = a batch as `engines.runtime.batch_codec` encodes it;  channel's name = edge, ":", the sender's subtask
 
 A manifest names the blocks of a log, or, where these are more than `NAMED_MAX`, the lists that have them: a loop may
 have as much on its way as memory takes, and a manifest is one record.
@@ -26,8 +26,8 @@ import msgspec
 
 from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest, RecordPlace
-from exactlyonce.engines.batch_codec import BatchCodec, is_same, records_in
 from exactlyonce.engines.plan import LOOP_MARK, ShuffleEdge, feedback_edges
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, is_same, records_in
 from exactlyonce.pipeline import schema, wire
 from exactlyonce.pipeline.errors import GraphError, RecordError
 from exactlyonce.pipeline.graph import Input, LogicalGraph
