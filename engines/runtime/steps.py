@@ -27,6 +27,6 @@ def finish(steps: Steps[R], wait: Callable[[], None]) -> R:
         try:
             worked = next(steps)
         except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
+            return end.value  # type: ignore[no-any-return]  # what a generator returns has no type there
         if not worked:
             wait()
