@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.requests import drive
-from exactlyonce.cli.leading import short_incarnation
+from exactlyonce.cli.short_incarnation import short_incarnation
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.ending.waiting import WaitingOutput
 from exactlyonce.engines.traces import Traces
@@ -84,10 +83,10 @@ def finish(
     somebody else is at it; one that lives, and did so then, is fenced if it is to *take_over*."""
     assert traces.history is not None, "see `unfinished`"
     short = short_incarnation(config, traces.history, graph, note, take_over=take_over, require=_require_unfinalized)
-    with short as (leader, perform):
-        manifest = leader.log.history.unfinalized
+    with short as connections:
+        manifest = connections.log.history.unfinalized
         checkpoint = manifest.checkpoint if manifest is not None else None
-        return Finished(checkpoint, drive(leader.finish_decided(), perform))
+        return Finished(checkpoint, connections.drive(connections.leader.finish_decided()))
 
 
 def _require_unfinalized(history: History) -> None:

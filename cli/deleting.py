@@ -8,8 +8,7 @@ go on: it is refused then, and asked when the command is repeated.
 from __future__ import annotations
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.requests import drive
-from exactlyonce.cli.leading import short_incarnation
+from exactlyonce.cli.short_incarnation import short_incarnation
 from exactlyonce.cli.text import to_stderr
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import asking
@@ -35,10 +34,11 @@ def delete(config: ClientConfig, history: History, checkpoint: int, timeout_ms: 
 def _delete_alone(config: ClientConfig, history: History, checkpoint: int) -> None:
     history.halt_if_damaged()
     _require_finalized(history)
-    with short_incarnation(config, history, None, to_stderr, require=_require_finalized) as (leader, perform):
+    with short_incarnation(config, history, None, to_stderr, require=_require_finalized) as connections:
+        leader = connections.leader
         _require_finalized(leader.log.history)
-        drive(leader.retention.recover(leader.log.history, leader.incarnation.incarnation), perform)
-        drive(leader.forget_savepoint(checkpoint, ()), perform)
+        connections.drive(leader.retention.recover(leader.log.history, leader.incarnation.incarnation))
+        connections.drive(leader.forget_savepoint(checkpoint, ()))
 
 
 def _require_finalized(history: History) -> None:

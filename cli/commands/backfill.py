@@ -98,8 +98,13 @@ def catch_up(args: argparse.Namespace) -> int:
 
 def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     from exactlyonce.cli.spark_progress import LineOfProgress
-    from exactlyonce.engines.bounded.catch_up import CatchingUp, judge, refuse_unaligned
-    from exactlyonce.engines.bounded.leadership import history_if_any, refuse_if_running
+    from exactlyonce.engines.bounded.catch_up import (
+        CatchingUp,
+        history_if_any,
+        judge,
+        refuse_if_running,
+        refuse_unaligned,
+    )
     from exactlyonce.engines.bounded.stop_offsets import StopOffsets
     from exactlyonce.engines.savepoints.restoring import is_restored
     from exactlyonce.engines.stop_signals import handling_stop_signals

@@ -7,35 +7,70 @@ engine, goes on at the last of them. What one part publishes becomes visible at 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.capacity import require_room, subtasks_max
-from exactlyonce.engines.bounded.leadership import with_heartbeats
 from exactlyonce.engines.bounded.ranges import Reading, parts, readings
 from exactlyonce.engines.bounded.stages import refuse_loops
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.performer import beside
+from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.runtime.source_decoder import NAMED_MAX, Skipped
 from exactlyonce.engines.surroundings.preflight import check_operators
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.pipeline.names import checkpoint_topic
 
 CHUNK_RECORDS = 5_000_000
 """What one checkpoint reads at most: some minutes of work, and of open transactions some seconds."""
 FOLLOW_PAUSE_S = 1.0
+
+
+def history_if_any(client: ClientConfig, pipeline: str) -> History | None:
+    """What is decided in *pipeline* by now; None if it has never run."""
+    topics = Topics(client)
+    try:
+        topics.describe([checkpoint_topic(pipeline)])
+    except TopicError:
+        return None
+    finally:
+        topics.close()
+    return read_history(client.confluent(), pipeline)
+
+
+def refuse_if_running(history: History | None) -> None:
+    """Raise `ConfigError` while somebody runs the pipeline, as far as can be seen; `--take-over` leaves this out."""
+    now_ms = SystemClock().now_ms()
+    newest = history.living(now_ms) if history is not None else None
+    if newest is None or history is None or is_known_dead(newest):
+        return
+    since_ms = now_ms - newest.heartbeat_ms
+    last = datetime.fromtimestamp(newest.heartbeat_ms / 1000, timezone.utc).isoformat(timespec="seconds")
+    raise ConfigError(
+        f"Pipeline {history.pipeline!r} is running: process {newest.process} on {newest.host}, incarnation "
+        f"{newest.incarnation}, last heartbeat at {last}, {since_ms / 1000:.0f} s ago. Stop it first, or take its "
+        f"place with --take-over: it then ends without losing anything."
+    )
 
 
 def refuse_at_most_once(graph: LogicalGraph) -> None:
@@ -81,21 +116,21 @@ def judge(
     physical = plan(loaded.pipeline.build(), options.parallelism)
     refuse_at_most_once(physical.graph)
     refuse_loops(physical.graph)
-    leader = PipelineLeader(
+    connections = PipelineConnections(
         physical, options, note, lambda *_, **__: None, loaded.reference, (in_process, Path(THIS_MACHINE))
     )
     try:
-        leader.look()
-        inputs = leader.inputs
+        connections.look()
+        inputs = connections.surroundings.inputs
         if begun is not None:
             check_operators(physical.graph, begun)
             inputs.check_continuity(begun)
             stop_offsets.ends(inputs, inputs.offsets_from(begun))
         elif options.restoration is None:
             stop_offsets.ends(inputs, inputs.first_offsets())
-        most = subtasks_max(physical.graph, inputs.counted, leader.outputs)
+        most = subtasks_max(physical.graph, inputs.counted, connections.surroundings.outputs.foreseen)
     finally:
-        leader.close()
+        connections.close()
     require_room(physical.parallelism, most)
     return most
 
@@ -166,25 +201,27 @@ class CatchingUp:
         physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
         refuse_at_most_once(physical.graph)
         refuse_loops(physical.graph)
-        leader = PipelineLeader(
+        connections = PipelineConnections(
             physical, self.options, self._note, lambda *_, **__: None,
             self.loaded.reference, (self.submit, self.staging),
         )  # fmt: skip
         try:
-            leader.look()
-            require_room(physical.parallelism, subtasks_max(physical.graph, leader.inputs.counted, leader.outputs))
-            summary = Summary(leader.recover())
+            connections.look()
+            topics = connections.surroundings
+            most = subtasks_max(physical.graph, topics.inputs.counted, topics.outputs.foreseen)
+            require_room(physical.parallelism, most)
+            summary = Summary(connections.recover())
             refuse_unaligned(summary.manifest, "{module}:{attribute}".format(**self.loaded.reference))
-            self._reach(leader, summary)
+            self._reach(connections, summary)
             idle_s = 0.0
             while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
-                idle_s = 0.0 if self._reach(leader, summary) else idle_s + FOLLOW_PAUSE_S
+                idle_s = 0.0 if self._reach(connections, summary) else idle_s + FOLLOW_PAUSE_S
                 if idle_s >= UPKEEP_INTERVAL_S:
-                    leader.upkeep()
+                    connections.upkeep()
                     idle_s = 0.0
-            leader.conclude()
+            connections.conclude()
         finally:
-            leader.close()
+            connections.close()
         return summary
 
     def _note(self, text: str) -> None:
@@ -193,24 +230,27 @@ class CatchingUp:
         else:
             self.progress.note(text)
 
-    def _reach(self, leader: PipelineLeader, summary: Summary) -> bool:
+    def _reach(self, connections: PipelineConnections, summary: Summary) -> bool:
         """Advance to the stop offsets of now; False if that is where it stands."""
-        ranges = self._ranges(leader)
+        ranges = self._ranges(connections)
         total = sum(each.length for each in ranges)
         if not total:
             return False
         self.progress.began(summary.manifest, total)
-        submit = with_heartbeats(self.submit, leader.upkeep)
+
+        def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
+            return beside(connections.upkeep, lambda _: self.submit(stage, work))
+
         chunks = list(parts(ranges, self.chunk_records))
         for number, part in enumerate(chunks, 1):
             final = not self.follow and number == len(chunks)
             done = advance(
-                self.loaded, self.options, leader, summary.manifest, ranges=part, submit=submit, staging=self.staging,
-                final=final,
+                self.loaded, self.options, connections, summary.manifest, ranges=part, submit=submit,
+                staging=self.staging, final=final,
             )  # fmt: skip
             summary.add(done)
             self._tell(done)
-            leader.publish_offsets()
+            connections.publish_offsets()
             self.progress.advanced(done, sum(each.length for each in part))
             if self.stopping.is_set():
                 break
@@ -225,8 +265,8 @@ class CatchingUp:
                 self._told.add(text)
                 self.progress.note(self.options.client.redact(text))
 
-    def _ranges(self, leader: PipelineLeader) -> tuple[Reading, ...]:
-        leader.look_at_inputs()
-        inputs = leader.inputs
+    def _ranges(self, connections: PipelineConnections) -> tuple[Reading, ...]:
+        connections.drive(connections.leader.look_at_inputs())
+        inputs, offsets = connections.surroundings.inputs, connections.surroundings.offsets
         topics = {source: each.topic for source, each in inputs.sources.items()}
-        return readings(topics, leader.offsets, self.stop_offsets.ends(inputs, leader.offsets))
+        return readings(topics, offsets, self.stop_offsets.ends(inputs, offsets))

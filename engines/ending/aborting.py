@@ -12,20 +12,16 @@ from contextlib import closing
 from threading import Event
 from typing import NamedTuple
 
-from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import coordinator_id, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest, sweep
 from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.checkpoint.transactions.settling import settle
-from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.connections import Connections
 from exactlyonce.engines.ending.waiting import (
     BY_NAME,
     StagedOutput,
@@ -34,9 +30,7 @@ from exactlyonce.engines.ending.waiting import (
     open_ids,
     unfinalized_committables,
 )
-from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.surroundings.stores import PipelineStores
-from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.engines.traces import Traces
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -84,16 +78,13 @@ def abort_undecided(
     transactions are not touched.
     """
     newest = _newest(traces)
-    transactions, output_log = Transactions(config), Log(config, group=traces.pipeline)
     topic = find_topic(config.confluent(), traces.pipeline)
-    log, requests = DecisionLog(traces.pipeline, topic, SystemClock()), LogRequests(config, topic)
-    performer = Performer(config, transactions, output_log, requests, 0)
-    try:
+    with closing(Connections(config, traces.pipeline)) as connections:
+        log, transactions = connections.open_log(topic), connections.transactions
         partitions = [(topic.name, each) for each in range(topic.partitions)]
-        look = last_look(traces.pipeline, log.peek_at_stable, SystemClock())
-        _require_no_newer(drive(look, performer), newest)
-        drive(settle(coordinator_id(traces.pipeline), partitions), performer)
-        history = _settled(log, requests)
+        _require_no_newer(connections.drive(last_look(traces.pipeline, log.peek_at_stable, connections.clock)), newest)
+        connections.drive(settle(coordinator_id(traces.pipeline), partitions))
+        history = _settled(connections)
         _require_no_newer(history, newest)
         listed = [each for each in open_ids(transactions, traces.pipeline) if incarnation_latest([each]) <= newest]
         found = find_transactions(transactions, listed, history)
@@ -106,11 +97,7 @@ def abort_undecided(
             traces.pipeline, newest + 1, 0, protected=decided, fenced_below=(newest + 1, 0),
             outputs={(place.topic, place.partition) for each in found for place in each.places},
         )  # fmt: skip
-        drive(procedure, performer)
-    finally:
-        performer.close()
-        for each in (requests, transactions, output_log):
-            each.close()
+        connections.drive(procedure)
     chosen = [each for each in found if not each.is_decided and (not names or each.name in names)]
     left = [each for each in found if each not in chosen]
     return Aborted([*chosen, *staged.waiting], left, staged.unasked)
@@ -161,11 +148,11 @@ def _in_stores(
     return staged
 
 
-def _settled(log: DecisionLog, requests: LogRequests) -> History:
-    """What is decided, once readers of the log get to its end."""
-    clock = SystemClock()
+def _settled(connections: Connections) -> History:
+    """The decisions, once readers of the log get to its end."""
+    log, clock = connections.log, connections.clock
     until_ms = clock.monotonic_ms() + SETTLED_TIMEOUT_MS
-    while (history := drive(log.peek(), requests)) is None:
+    while (history := connections.drive(log.peek())) is None:
         if clock.monotonic_ms() > until_ms:
             raise BrokerUnavailable(
                 f"{log.topic.name} cannot be read to its end: somebody has a transaction open in it. Nothing was "

@@ -19,12 +19,12 @@ from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import Succession
-from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.job import Job, Lane
 from exactlyonce.engines.local.reporting import Report
 from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, Heard, WorkerHandle, Workers
 from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError
@@ -53,7 +53,7 @@ class LocalHost:
         self.monotonic_s = time.monotonic
         self._plan, self._reference, self._options = plan, reference, options
         self._workers, self._report, self._succession = workers, report, succession
-        self._leader: PipelineLeader | None = None
+        self._leader: PipelineConnections | None = None
         self._lanes = {lane: ThreadPoolExecutor(1, lane.value) for lane in Lane}
         self._called: set[Future[Any]] = set()
         """Calls on these threads that are not done."""
@@ -96,7 +96,7 @@ class LocalHost:
 
     # --- the leader ---------------------------------------------------------------------------------------------
 
-    def open(self) -> PipelineLeader:
+    def open(self) -> PipelineConnections:
         """Runs on the broker's lane, as all that is told here comes from it."""
 
         def step(step: str, checkpoint: int, **fields: Any) -> None:
@@ -105,11 +105,11 @@ class LocalHost:
         def note(text: str) -> None:
             self.post(lambda: self._report.note(text))
 
-        self._leader = leader = PipelineLeader(
+        self._leader = leader = PipelineConnections(
             self._plan, self._options, note, step, self._reference, succession=self._succession
         )
         leader.recover()
-        self.post(lambda: self._report.recovered(leader.manifest, leader.incarnation))
+        self.post(lambda: self._report.recovered(leader.manifest, leader.leader.incarnation.incarnation))
         return leader
 
     def ask(self, lane: Lane, call: Callable[[], Any], then: Then, failed: Failed) -> None:

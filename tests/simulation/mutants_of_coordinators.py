@@ -238,7 +238,7 @@ def _drop_late(real: Any, self: Coordinator, ack: Any, now_ms: int) -> Any:
 )  # fmt: skip
 @in_place_of(Leader, "finish", unchecked(history, "Checkpoint "))
 def _unfinished_restart(real: Any, self: Leader, *given: Any) -> Any:
-    return real(self, *given) if self.attempt == self.led.attempt else _nothing({})
+    return real(self, *given) if self.attempt == self.config.attempt else _nothing({})
 
 
 def _nothing(result: Any) -> Any:

@@ -93,7 +93,7 @@ def savepoint_to_restore(coordinator: SimulatedCoordinator, inputs: Any) -> Step
         now = (yield from coordinator._run(look())).latest
         demand(now != newest, f"savepoint {newest.checkpoint} cannot be restored: {error}")
         raise Fenced("Somebody has gone on meanwhile.") from error
-    coordinator.leader.led = replace(coordinator.leader.led, restores=found.origin)
+    coordinator.leader.config = replace(coordinator.leader.config, restores=found.origin)
     return found
 
 

@@ -10,7 +10,7 @@ from topologies import MAX_PARALLELISM
 from exactlyonce.checkpoint import decision, requests
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.leader import Leader
-from exactlyonce.checkpoint.led import Led
+from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import DELETE
@@ -24,7 +24,7 @@ class WatchedLeader(Leader):
     def __init__(self, coordinator: SimulatedCoordinator, log: DecisionLog) -> None:
         self.world, self.coordinator = coordinator.world, coordinator
         world = coordinator.world
-        led = Led(
+        config = LeaderConfig(
             pipeline="p", host="host", process=1, cluster_id="cluster", transaction_version=2,
             transaction_timeout_ms=world.transaction_timeout_ms, fingerprint=world.fingerprint,
             max_parallelism=MAX_PARALLELISM, parallelism=coordinator.scale.parallelism,
@@ -33,7 +33,7 @@ class WatchedLeader(Leader):
             deletes=world.settings.retention == DELETE,
         )  # fmt: skip
         self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
-        super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
+        super().__init__(config, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
         self._sweep = self.transactions.sweep
         vars(self.transactions)["sweep"] = self._watched_sweep
 

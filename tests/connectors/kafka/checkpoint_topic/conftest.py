@@ -18,15 +18,12 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, Incarnation, Manifest, StoredBlock
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import Procedure, drive
+from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka import client as store_client
-from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.connections import Connections
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import KafkaCluster
@@ -49,12 +46,12 @@ class RealLog(DecisionLog):
 
     def __init__(self, config: ClientConfig, pipeline: str, topic: TopicInfo, clock: Clock, **settings: Any) -> None:
         super().__init__(pipeline, topic, clock, **settings)
-        self.requests = LogRequests(config, topic)
-        self._config = config
-        self._performer = Performer(config, Transactions(config), Log(config), self.requests, 0)
+        self._config, self._connections = config, Connections(config, pipeline)
+        self._connections.open_log(topic)
+        self.requests, self.perform = self._connections.log_requests, self._connections.performer
 
     def do(self, procedure: Procedure[R]) -> R:
-        return drive(procedure, self._performer)
+        return self._connections.drive(procedure)
 
     def appended(self, *records: Decision, blocks_dropped: Iterable[BlockRef] = (), **more: Any) -> Outcome:
         blocks = [StoredBlock(TOPIC, ref) for ref in blocks_dropped]

@@ -1,4 +1,4 @@
-"""The sink as a leader leads it: a pipeline without inputs and state, whose jobs are its checkpoints.
+"""The leader's configuration of a sink: a pipeline without inputs and state, whose jobs are its checkpoints.
 
 Invariant: what a decision of it names stays as long as the decision; all else that tasks have set aside may go.
 """
@@ -13,7 +13,7 @@ import msgspec
 
 from exactlyonce.checkpoint.decision import Dropped, keep_all
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.led import Led
+from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import encode
@@ -35,7 +35,7 @@ def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> s
 
 
 @dataclass(frozen=True, kw_only=True)
-class LedSink(Led):
+class SinkConfig(LeaderConfig):
     """A sink: without inputs and state, its transactions below the driver's own attempt."""
 
     attempt: int = ATTEMPT

@@ -1,4 +1,4 @@
-"""The pipeline that a leader leads, and the rule by which it keeps checkpoints: its callers give both."""
+"""The configuration of a leader, and the rule by which it keeps checkpoints: its callers give both."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ class Retention(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Led:
-    """The pipeline that is led, and the process that leads it."""
+class LeaderConfig:
+    """A pipeline, and the process that leads it: host, process, machine and cluster are filled in as it is opened."""
 
     pipeline: str
-    host: str
-    process: int
-    cluster_id: str
-    transaction_version: int
     transaction_timeout_ms: int
     fingerprint: str
     max_parallelism: int
     parallelism: int
+    host: str = ""
+    process: int = 0
     machine: str = ""
     """See `Incarnation.machine`."""
+    cluster_id: str = ""
+    transaction_version: int = 0
     accept_loss: int | None = None
     """The checkpoint whose lost output the user goes on without."""
     attempt: int = 0
@@ -74,7 +74,7 @@ class Led:
     deletes: bool = False
     """Whether its checkpoints go when it is cancelled."""
     bounded: bool = False
-    """Whether it is led for bounded work."""
+    """Whether it does bounded work."""
     restores: str = ""
     """The origin of the savepoint that it is to go on from, unless it has done so already; empty: of none."""
 
@@ -83,7 +83,7 @@ class Led:
         return incarnation.fenced_below, 0
 
     def filled(self, manifest: Manifest) -> Manifest:
-        """*manifest* with the fields that only what is led knows."""
+        """*manifest* with the fields that only its kind of pipeline knows."""
         return manifest
 
     def goes_on_from_savepoint(self, newest: Manifest | None) -> bool:
