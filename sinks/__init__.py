@@ -17,9 +17,15 @@ if TYPE_CHECKING:
     from exactlyonce.sinks.postgres.sink import PostgresSink
     from exactlyonce.sinks.print_sink import PrintSink
     from exactlyonce.sinks.redis.sink import RedisSink
-    from exactlyonce.sinks.write_ahead.ledger import SinkLedger
     from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
-    from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry, RowEncoder, Store
+    from exactlyonce.sinks.write_ahead.store import (
+        ForeignLedger,
+        LedgerBehind,
+        LedgerEntry,
+        RowEncoder,
+        SinkLedger,
+        Store,
+    )
 
 __all__ = [
     "FileSink",
@@ -48,7 +54,7 @@ _MODULES = {
     "PrintSink": "print_sink",
     "RedisSink": "redis.sink",
     "RowEncoder": "write_ahead.store",
-    "SinkLedger": "write_ahead.ledger",
+    "SinkLedger": "write_ahead.store",
     "Store": "write_ahead.store",
     "WriteAheadSink": "write_ahead.sink",
 }

@@ -98,6 +98,17 @@ class PostgresConnection:
             cursor = connection.execute(query, values or None)
             return cursor.fetchall() if cursor.description else []
 
+    def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """See `Session.ask`: the same, with %s for a value."""
+        with self._translated() as connection:
+            cursor = psycopg.Cursor(connection).execute(query.encode(), values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def changed_by(self, query: str, *values: object) -> int:
+        """See `Session`."""
+        with self._translated() as connection:
+            return psycopg.Cursor(connection).execute(query.encode(), values).rowcount
+
     def copy(self, statement: sql.Composed, chunks: Iterable[bytes]) -> None:
         """Send *chunks* to a COPY of the transaction that is open. What reading them raises goes through."""
         with self._translated() as connection, connection.cursor() as cursor, cursor.copy(statement) as copy:

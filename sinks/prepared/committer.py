@@ -13,9 +13,8 @@ from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StoreError
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.committer import CommitsBySubtask, CommitterContext, SetAside, StoreView
-from exactlyonce.sinks.prepared.names import TransactionName
-from exactlyonce.sinks.prepared.store import TABLE, PreparedRow, PreparingStore
-from exactlyonce.sinks.write_ahead.looking import looked
+from exactlyonce.sinks.prepared.store import TABLE, PreparedRow, PreparingStore, TransactionName
+from exactlyonce.sinks.write_ahead.committer import looked
 from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
 
 KIND = "prepared"

@@ -20,8 +20,7 @@ from exactlyonce.checkpoint.records.manifest import StagedAck, StoreCommittable
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.prepared.committer import KIND
-from exactlyonce.sinks.prepared.names import TransactionName
-from exactlyonce.sinks.prepared.store import PreparedRow, PreparingStore
+from exactlyonce.sinks.prepared.store import PreparedRow, PreparingStore, TransactionName
 from exactlyonce.sinks.writer import ROOM, FlushedInterval, SinkFailed, WriterContext
 
 CHUNK_SIZE = 256 * 1024

@@ -15,8 +15,7 @@ from exactlyonce.sinks.redis.connection import AWAY, RedisConnection
 from exactlyonce.sinks.redis.encoding import RedisEncoder
 from exactlyonce.sinks.redis.rows import Part, Parts, argument
 from exactlyonce.sinks.redis.scripts import APPLY, FENCE, RIGHTS, WRITE, ledger_key, ledger_prefix
-from exactlyonce.sinks.write_ahead.ledger import SinkLedger
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry, SinkLedger
 
 TIMEOUT_S = 30.0
 """Without an answer; a server that is busy with a part answers much sooner."""

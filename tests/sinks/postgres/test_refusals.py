@@ -46,6 +46,7 @@ def role(database: Database) -> str:
 
 # --- logins -----------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize(
     ("dsn", "kind", "texts"),
     [
@@ -157,7 +158,7 @@ CHECKED = [
     ("CREATE VIEW totals AS SELECT 'a'::text AS customer, 1::bigint AS cents", {}, ("a view",)),
     (f"{TABLE} PARTITION BY LIST (cents); CREATE UNLOGGED TABLE one PARTITION OF totals FOR VALUES IN (1)", {},
      ("SET LOGGED",)),
-    ("CREATE TABLE exactlyonce_ledger (a int)", {}, ("no ledger of exactlyonce", "Rename it")),
+    ("CREATE TABLE exactlyonce_ledger (a int)", {}, ("is not that of exactlyonce", "Rename it")),
 ]  # fmt: skip
 
 
