@@ -9,10 +9,14 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from exactlyonce.cli.arguments import RESTORING, add_checkpointing, add_cluster, add_repair, add_skip, pair, settings_of
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.cli.arguments import add_cluster, add_settings, given, pair
+from exactlyonce.engines.options import Restoration, RunOptions
+from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -20,10 +24,7 @@ if TYPE_CHECKING:
     from exactlyonce.engines.options import RunOptions
     from exactlyonce.pipeline.graph import LogicalGraph
 
-_CHECKPOINTING = (
-    *("num-retained", "incremental", "store-timeout", "transaction-timeout"),
-    *("checkpoint-storage", "checkpoint-partitions"),
-)
+_CHECKPOINTING = ("num_retained", "incremental", "store_timeout_ms", "transaction_timeout_ms", "storage")
 SPARK_TEXT = """\
 Spark runs embedded on this machine unless --master, spark-submit or the program's own
 session say otherwise; on a cluster --staging names a folder that all executors see, and
@@ -68,7 +69,10 @@ def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> N
         help="a file for what Spark and its JVM write to stderr (default: it is dropped)",
     )
     if parallelism:
-        group.add_argument("--parallelism", metavar="N", type=int, help="units of each stage (default: Spark's cores)")
+        stages = replace(
+            declared(RunOptions)["parallelism"].setting, help="units of each stage", default="Spark's cores"
+        )
+        add_settings(group, replace(declared(RunOptions)["parallelism"], setting=stages))
 
 
 def add_replaying(parser: argparse.ArgumentParser) -> None:
@@ -83,12 +87,9 @@ def add_leading(parser: argparse.ArgumentParser) -> None:
     """The options of a command that writes checkpoints, and those of the cluster."""
     group = parser.add_argument_group("checkpoints")
     group.add_argument("--take-over", action="store_true", help="also from an instance that seems to be running")
-    add_checkpointing(group, _CHECKPOINTING)
-    group.add_argument(
-        "--accept-loss", metavar="N", type=int, help="give up the output of checkpoint N that a halt has named as lost"
-    )
-    add_skip(group)
-    add_repair(group)
+    run, checkpoint = declared(RunOptions), declared(CheckpointSettings)
+    add_settings(group, *(checkpoint[name] for name in _CHECKPOINTING))
+    add_settings(group, *(run[name] for name in ("checkpoint_partitions", "accept_loss", "skip", "repair")))
     add_cluster(parser)
 
 
@@ -105,9 +106,7 @@ def leading_options(args: argparse.Namespace) -> RunOptions:
     """What `add_leading`, `add_spark` and `add_restoring` have parsed; from here on *args* knows what to redact."""
     from exactlyonce.engines.configuration import options_from
 
-    names = (*_CHECKPOINTING, *RESTORING, "accept_loss", "bootstrap_servers", "config", "parallelism", "repair", "skip")
-    given = settings_of(args, names)
-    options = options_from({**given, "kafka": dict(args.kafka)})
+    options = options_from(given(args, RunOptions, Restoration, CheckpointSettings))
     args.redact = options.client.redact
     options.client.check()
     return options
@@ -117,11 +116,11 @@ def chosen_parallelism(args: argparse.Namespace, graph: LogicalGraph, latest: Ma
     """What was given, or what state that is kept by partition demands; None: as many units as there are cores."""
     from exactlyonce.engines.configuration import read_file
 
-    given = args.parallelism or read_file(args.config).get("run", {}).get("parallelism")
+    chosen = args.parallelism or read_file(args.config).get("run", {}).get("parallelism")
     by_partition = any(node.partitioned for node in graph.nodes)
-    if given is None and by_partition and latest is not None and latest.operators:
+    if chosen is None and by_partition and latest is not None and latest.operators:
         return latest.operators[0].parallelism
-    return int(given) if given is not None else None
+    return int(chosen) if chosen is not None else None
 
 
 def default_parallelism(cores: int, most: int, note: Callable[[str], None]) -> int:

@@ -34,3 +34,14 @@ def shown_duration(milliseconds: int) -> str:
         return f"{milliseconds / 1000:.1f} s"
     minutes, seconds = divmod(milliseconds // 1000, 60)
     return f"{minutes}m {seconds:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
+
+
+def written_duration(milliseconds: int) -> str:
+    """A duration as `duration_ms` reads it.
+
+    >>> [written_duration(ms) for ms in (0, 10, 1_500, 60_000, 3_600_000)]
+    ['0s', '10ms', '1500ms', '1m', '1h']
+    """
+    units = (unit for unit, size_ms in reversed(_UNIT_MS.items()) if milliseconds % size_ms == 0)
+    unit = next(units, "ms") if milliseconds else "s"
+    return f"{milliseconds // _UNIT_MS[unit]}{unit}"

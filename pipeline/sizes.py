@@ -22,6 +22,16 @@ def byte_count(text: str | int, name: str = "size") -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def written_size(count: int) -> str:
+    """A size as `byte_count` reads it.
+
+    >>> written_size(512 << 20), written_size(1000)
+    ('512mb', '1000b')
+    """
+    unit = next(unit for unit, size in reversed(_UNITS.items()) if unit and count % size == 0) if count else "b"
+    return f"{count // _UNITS[unit]}{unit}"
+
+
 def shown_bytes(count: int) -> str:
     """A size for people, everywhere.
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_restoring, loaded, named
+from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_settings, loaded, named
 from exactlyonce.cli.spark_arguments import (
     SPARK_TEXT,
     add_json,
@@ -26,6 +26,8 @@ from exactlyonce.cli.spark_arguments import (
     executors,
     leading_options,
 )
+from exactlyonce.engines.options import Restoration, RunOptions
+from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
     from exactlyonce.cli.spark_progress import LineOfProgress
@@ -81,7 +83,8 @@ def _arguments(parser: Parser) -> None:
         help="what one checkpoint reads at most (default: 5000000)",
     )
     add_spark(parser)
-    add_restoring(parser.add_argument_group("savepoints"))
+    dropped = declared(RunOptions)["allow_dropped_fields"]
+    add_settings(parser.add_argument_group("savepoints"), *declared(Restoration).values(), dropped)
     add_leading(parser)
     add_json(parser)
 

@@ -8,17 +8,19 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import (
     Commands,
-    add_checkpointing,
     add_cluster,
     add_command,
     add_pipeline_name,
+    add_settings,
     client,
+    given,
     name_and_graph,
-    settings_of,
 )
+from exactlyonce.pipeline.settings import declared
 from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
@@ -40,9 +42,7 @@ examples:
   exactlyonce doctor orders:pipeline --deep
   exactlyonce doctor order-totals --json
 """
-_CHECKPOINTING = (
-    "checkpoint-interval", "checkpoint-timeout", "tolerable-failed", "restart-budget", "transaction-timeout"
-)  # fmt: skip
+_CHECKPOINTING = ("interval_ms", "timeout_ms", "tolerable_failed", "restart_budget_ms", "transaction_timeout_ms")
 _LABEL_WIDTH = 7
 FOUND = 1
 """The exit code where something is wrong, or may be, for it could not be looked at."""
@@ -61,7 +61,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--json", action="store_true", help="as one JSON document")
     group = parser.add_argument_group("checkpoints", "as the run has them, to be compared with the brokers' settings")
-    add_checkpointing(group, _CHECKPOINTING)
+    add_settings(group, *(declared(CheckpointSettings)[name] for name in _CHECKPOINTING))
     add_cluster(parser)
 
 
@@ -74,8 +74,7 @@ def doctor(args: argparse.Namespace) -> int:
 
     older_than_ms = duration_ms(args.older_than, "--older-than")
     config = client(args)
-    given = settings_of(args, (*_CHECKPOINTING, "bootstrap-servers", "config"))
-    settings = options_from({**given, "kafka": dict(args.kafka)}).checkpoint
+    settings = options_from(given(args, CheckpointSettings)).checkpoint
     name, graph = name_and_graph(args)
     traces = traces_of(config, name, graph)
     subject, findings = examine(

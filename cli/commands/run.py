@@ -6,24 +6,20 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.arguments import (
-    CHECKPOINTING,
-    KEEPING_STATE,
-    RESTORING,
     Commands,
     Parser,
-    add_checkpointing,
     add_cluster,
     add_command,
     add_pipeline,
-    add_repair,
-    add_restoring,
-    add_skip,
-    add_state,
+    add_settings,
+    given,
     loaded,
-    settings_of,
 )
 from exactlyonce.engines.events import LEVELS
+from exactlyonce.engines.options import Restoration, RunOptions, StateSettings
+from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
     from exactlyonce.engines.local.reporting import Reporter
@@ -49,13 +45,6 @@ In a terminal a line on stderr shows how it stands; otherwise each checkpoint is
 of JSON there, while nothing is read one a minute. Durations T are written 500ms, 1.5s,
 10m or 1h.
 """
-_SETTINGS = (
-    *RESTORING,
-    *("bootstrap_servers", "config", "inline", "accept_loss", "skip", "repair", "restart", "parallelism", "until"),
-    "standby",
-    *CHECKPOINTING,
-    *KEEPING_STATE,
-)
 
 
 def add(commands: Commands) -> None:
@@ -63,9 +52,11 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "run", "MODULE:PIPELINE [options]", "run a pipeline", _EXAMPLES, run)
     add_pipeline(parser)
     _add_running(parser)
-    add_restoring(parser.add_argument_group("savepoints"))
-    add_checkpointing(parser.add_argument_group("checkpoints"), CHECKPOINTING)
-    add_state(parser.add_argument_group("state"))
+    settings = declared(RunOptions)
+    savepoints, checkpoints = parser.add_argument_group("savepoints"), parser.add_argument_group("checkpoints")
+    add_settings(savepoints, *declared(Restoration).values(), settings["allow_dropped_fields"])
+    add_settings(checkpoints, *declared(CheckpointSettings).values(), settings["checkpoint_partitions"])
+    add_settings(parser.add_argument_group("state"), *declared(StateSettings).values())
     add_cluster(parser)
     output = parser.add_argument_group("output, on stderr")
     output.add_argument("--json", action="store_true", help="lines of JSON, also in a terminal")
@@ -81,18 +72,8 @@ def add(commands: Commands) -> None:
 
 
 def _add_running(parser: Parser) -> None:
-    parser.add_argument(
-        "--until",
-        choices=("running", "latest"),
-        help="latest: process what is there, take a last checkpoint and end (default: running, until it is stopped)",
-    )
-    parser.add_argument(
-        "--standby",
-        action=argparse.BooleanOptionalAction,
-        help="wait until no other run of the pipeline leads, then take over (default: take over at once)",
-    )
-    parser.add_argument("--parallelism", metavar="N", type=int, help="worker processes (default: 1)")
-    parser.add_argument("--inline", action="store_true", help="all in one process, for a debugger")
+    settings = declared(RunOptions)
+    add_settings(parser, *(settings[name] for name in ("until", "standby", "parallelism", "inline")))
     parser.add_argument(
         "--restart",
         metavar="STRATEGY",
@@ -100,32 +81,25 @@ def _add_running(parser: Parser) -> None:
         help="after failures: none, fixed_delay:attempts=N,delay=T, failure_rate:failures=N,window=T,delay=T or "
         "exponential_delay:initial=T,max=T (the default)",
     )
-    parser.add_argument(
-        "--accept-loss",
-        metavar="N",
-        type=int,
-        help="give up the output of checkpoint N that a halt has named as lost, and go on",
-    )
-    add_skip(parser)
-    add_repair(parser)
+    add_settings(parser, *(settings[name] for name in ("accept_loss", "skip", "repair")))
 
 
-def restart(text: str) -> dict[str, str]:
+def restart(text: str) -> dict[str, int | str]:
     """A restart strategy as it is written on the command line.
 
     >>> restart("fixed_delay:attempts=3,delay=1s")
-    {'strategy': 'fixed_delay', 'attempts': '3', 'delay': '1s'}
+    {'strategy': 'fixed_delay', 'attempts': 3, 'delay': '1s'}
     """
     strategy, _, options = text.partition(":")
     pairs = [each.partition("=") for each in options.split(",") if each]
     if not strategy or not all(name and value for name, _, value in pairs):
         raise argparse.ArgumentTypeError(f"{text!r}: write it as fixed_delay:attempts=3,delay=1s")
-    return {"strategy": strategy, **{name: value for name, _, value in pairs}}
+    return {"strategy": strategy, **{name: int(value) if value.isdecimal() else value for name, _, value in pairs}}
 
 
-def settings(args: argparse.Namespace) -> dict[str, Any]:
+def settings_given(args: argparse.Namespace) -> dict[str, Any]:
     """What the engine is told, by the names that `Pipeline.run` has for it; None: not given."""
-    return settings_of(args, _SETTINGS) | {"kafka": dict(args.kafka)}
+    return given(args, RunOptions, Restoration, CheckpointSettings, StateSettings)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -138,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
     args.json = args.json or args.verbose
     level = "debug" if args.verbose else args.log_level
-    options = options_from(settings(args))
+    options = options_from(settings_given(args))
     args.redact = options.client.redact
     options.client.check()
     pipeline = loaded(args)

@@ -15,11 +15,12 @@ from contextlib import closing, contextmanager, suppress
 from exactlyonce.checkpoint.records.committable import erased_id
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN
 from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import as_topic
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import PARTITIONS, PARTITIONS_MIN, find_topic, prepare_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage

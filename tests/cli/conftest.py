@@ -190,7 +190,7 @@ class Running:
     def __init__(self, folder: Path, *options: str) -> None:
         forget_modules(folder)
         line = ["run", "orders:pipeline", "--checkpoint-interval", "100ms", *inline(options)]
-        self._options = options_from(run.settings(parser().parse_args(line)))
+        self._options = options_from(run.settings_given(parser().parse_args(line)))
         self._loaded, self._stopper, self._told = load("orders:pipeline"), Stopper(), io.StringIO()
         self._code: int | None = None
         self._thread = threading.Thread(target=self._run, name="running", daemon=True)

@@ -21,10 +21,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it re-expor
 )
 
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError, require
 
-PARTITIONS, PARTITIONS_MIN = 5, 2
 _VISIBLE_TIMEOUT_S = 60.0
 _SETTLING_S = 3.0
 """How long brokers may take to learn of a setting that whoever created the topic has just altered."""
