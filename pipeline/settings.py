@@ -144,5 +144,6 @@ def declared(owner: type) -> dict[str, Declared]:
 
 def check_bounds(holder: object) -> None:
     """ConfigError where a field of *holder* is out of the bounds that its setting has."""
-    for field, each in declared(type(holder)).items():
+    owner: Any = type(holder)
+    for field, each in declared(owner).items():
         each.check(getattr(holder, field))
