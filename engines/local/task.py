@@ -26,7 +26,7 @@ from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.engines.local.channels import BarrierFrame, Channel
+from exactlyonce.engines.local.channels import Channel
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, Input, RestoredInput, SourceInput
 from exactlyonce.engines.local.loops import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, FeedbackInput, LoopChannel
 from exactlyonce.engines.local.messages import Acknowledge
@@ -35,6 +35,7 @@ from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.cut import Cut
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.state.backend import Table
@@ -46,7 +47,7 @@ FETCH_BUDGET_S = 0.02
 class Due(NamedTuple):
     """A checkpoint that was triggered."""
 
-    frame: BarrierFrame
+    frame: Barrier
     overtakes_s: float | None
     """When its barrier stops waiting behind records; None: never."""
 
@@ -168,11 +169,11 @@ class Subtask:
             if item is None:
                 continue
             self._came_round = goes_round
-            if isinstance(item, BarrierFrame):
-                self._barrier(source, item)
-            else:
+            if isinstance(item, Batch):
                 self.alignment.take(source.name)
                 self._process(source, item)
+            else:
+                self._barrier(source, item)
             return True
         return False
 
@@ -215,7 +216,7 @@ class Subtask:
         for each in self._outlets:
             each.took(len(batch.records))
 
-    def _barrier(self, source: Input, frame: BarrierFrame) -> None:
+    def _barrier(self, source: Input, frame: Barrier) -> None:
         if isinstance(source, SourceInput):
             hit("worker-barrier")
         if self.alignment.barrier(source.name, frame.checkpoint, aligned=frame.savepoint):
@@ -230,7 +231,7 @@ class Subtask:
             each.capture(checkpoint) for each in self.inputs if isinstance(each, ChannelInput) and each.name in owing
         ]
 
-    def triggered(self, frame: BarrierFrame, overtakes_s: float | None, *, final: bool = False) -> None:
+    def triggered(self, frame: Barrier, overtakes_s: float | None, *, final: bool = False) -> None:
         """The coordinator has triggered a checkpoint; see `Due`. *final*: nothing is taken behind it."""
         self._last = frame.checkpoint if final else None
         if frame.checkpoint > self.alignment.checkpoint_latest:
@@ -244,7 +245,7 @@ class Subtask:
             moved = True
         return moved
 
-    def _overtake(self, frame: BarrierFrame) -> None:
+    def _overtake(self, frame: Barrier) -> None:
         checkpoint = frame.checkpoint
         for source in self.sources:
             if self.alignment.checkpoint_latest < checkpoint and not self.alignment.is_held(source.name):
@@ -255,7 +256,7 @@ class Subtask:
             hit("unaligned-overtaken")
             self._snapshots.append(self._snapshot(frame, self._captures(owing, checkpoint)))
 
-    def _snapshot(self, frame: BarrierFrame, captures: Sequence[ChannelCapture]) -> Iterator[bool]:
+    def _snapshot(self, frame: Barrier, captures: Sequence[ChannelCapture]) -> Iterator[bool]:
         """The synchronous part now; the rest as an iterator."""
         while self._due and self._due[0].frame.checkpoint <= frame.checkpoint:
             self._due.popleft()
@@ -272,7 +273,7 @@ class Subtask:
             captures=captures,
         )
         for channel in chain(self.outputs, self.fed):
-            channel.send_barrier(frame)
+            channel.send_signal(frame)
         for each in self.inputs:
             each.trust()
         if self.restored is not None:

@@ -20,13 +20,14 @@ from typing import Any, Protocol
 from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.building import Built, build
-from exactlyonce.engines.local.channels import BarrierFrame, PeerGone
+from exactlyonce.engines.local.channels import PeerGone
 from exactlyonce.engines.local.clients import Clients, KafkaClients
 from exactlyonce.engines.local.inputs import SourceInput, SourceTrigger
 from exactlyonce.engines.local.pace import GATHER_S, snapshot_budget_s
 from exactlyonce.engines.local.watch import Watch
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.operators import place_of
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, sendable, text_of
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -212,7 +213,7 @@ class Worker:
                 self._running = False
 
     def _trigger(self, trigger: msg.Trigger) -> None:
-        frame = BarrierFrame(trigger.checkpoint, trigger.base, trigger.savepoint)
+        frame = Barrier(trigger.checkpoint, trigger.base, trigger.savepoint)
         after_ms = trigger.overtakes_after_ms
         for source in self._sources:
             mine = trigger.added.get(source.name, {})

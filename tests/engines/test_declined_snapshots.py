@@ -13,7 +13,7 @@ from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
 from exactlyonce.engines.local.building import Built
-from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
+from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.local.worker import Worker
@@ -22,6 +22,7 @@ from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.order_log import OrderRuns
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.errors import SnapshotDeclined
@@ -90,7 +91,7 @@ def test_what_was_written_for_a_declined_snapshot_is_acknowledged() -> None:
     writer = BlockWriter(blocks, TopicInfo("p", "id", 5, 1), incarnation=1, attempt=0, nonce="n")
     tables = [Stuck("roomy", full_then=False), Stuck("stuck", full_then=True)]
     subtask = subtask_of(tables, writer, acks, channel)
-    channel.send_barrier(BarrierFrame(1, 0))
+    channel.send_signal(Barrier(1, 0))
     subtask.step()
     while not acks:
         subtask.advance(1.0)
@@ -106,7 +107,7 @@ def test_only_an_index_waits_for_other_blocks() -> None:
     writer = BlockWriter(blocks, TopicInfo("p", "id", 5, 1), incarnation=1, attempt=0, nonce="n")
     subtask = subtask_of([Stuck("roomy", full_then=False)], writer, acks, channel)
     subtask.operators.order = OrderRuns(runs=[0, 3], inputs={("in", -1): 0})
-    channel.send_barrier(BarrierFrame(1, 0))
+    channel.send_signal(Barrier(1, 0))
     subtask.step()
     written = list[int]()
     while not acks:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from exactlyonce.engines.local import loops, task
-from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
+from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput, RestoredInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
@@ -20,6 +20,7 @@ from exactlyonce.engines.runtime.assembler import RestoredEdge, TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Kind, Node
 
@@ -41,13 +42,13 @@ def test_what_rests_comes_when_its_pause_is_over() -> None:
     now = Now()
     loop = channel(now, pause_ms=500)
     loop.send(b"a", 1)
-    loop.send_barrier(BarrierFrame(1, 0))
+    loop.send_signal(Barrier(1, 0))
     assert not loop.ready
     assert loop.receive() is None
     now.now_s += 0.5
     assert loop.ready
     assert loop.receive() == b"a"
-    assert loop.receive() == BarrierFrame(1, 0)
+    assert loop.receive() == Barrier(1, 0)
     assert loop.receive() is None
 
 
@@ -57,7 +58,7 @@ def test_a_capture_has_what_rests_and_does_not_wait_for_it() -> None:
     capture = loop.capture(1)
     loop.send(b"b", 1)
     assert not capture.whole
-    loop.send_barrier(BarrierFrame(1, 0))
+    loop.send_signal(Barrier(1, 0))
     loop.send(b"c", 1)
     assert capture.whole
     assert capture.frames == [b"a", b"b"]
@@ -205,13 +206,13 @@ def test_a_barrier_needs_no_room() -> None:
     behind.send(b"", behind.room)
     head.send(head.new, "n1")
     assert head.steps() == []
-    head.new.send_barrier(BarrierFrame(1, 0))
+    head.new.send_signal(Barrier(1, 0))
     assert head.steps() == []
     behind.took(behind.records, 8)
     head.subtask.outputs = [behind]
     assert head.steps() == ["n1"]
     behind.send(b"", behind.room)
-    head.new.send_barrier(BarrierFrame(2, 1))
+    head.new.send_signal(Barrier(2, 1))
     head.steps()
     assert head.subtask.alignment.checkpoint_latest == 2
 
@@ -222,9 +223,9 @@ def test_what_lies_before_a_barrier_is_taken_however_much_goes_round(monkeypatch
     head.send(head.loop, "r1")
     head.send(head.new, "n1")
     assert head.steps() == []
-    frame = BarrierFrame(1, 0)
+    frame = Barrier(1, 0)
     head.subtask.triggered(frame, None)
-    head.new.send_barrier(frame)
+    head.new.send_signal(frame)
     head.send(head.new, "n2")
     assert head.steps() == ["n1"]
     assert head.subtask.alignment.checkpoint_latest == 1
@@ -249,10 +250,10 @@ def test_a_barrier_gets_through_to_a_closed_channel_and_nothing_behind_it(monkey
     before.send(before.new, "n1")
     before.steps()
     assert (sent, before.new.room) == ([], 0), "what is closed closes what leads there"
-    frame = BarrierFrame(1, 0)
+    frame = Barrier(1, 0)
     for each in (head, before):
         each.subtask.triggered(frame, None)
-    before.new.send_barrier(frame)
+    before.new.send_signal(frame)
     before.send(before.new, "n2")
     before.steps()
     assert (sent, head.steps()) == (["n1"], ["n1"])
@@ -266,12 +267,12 @@ def test_a_barrier_gets_through_to_a_closed_channel_and_nothing_behind_it(monkey
 
 def test_nothing_comes_round_behind_the_last_barrier() -> None:
     head = Head()
-    frame = BarrierFrame(1, 0)
+    frame = Barrier(1, 0)
     head.subtask.triggered(frame, None, final=True)
     head.send(head.loop, "r1")
     assert head.steps() == ["r1"]
     head.send(head.loop, "r2")
-    head.new.send_barrier(frame)
+    head.new.send_signal(frame)
     assert head.steps() == []
     assert head.subtask.busy
 
@@ -287,10 +288,10 @@ def test_what_went_round_at_a_restart_comes_before_what_comes_round() -> None:
 def test_no_barrier_waits_for_what_went_round_at_a_restart() -> None:
     """Else a checkpoint could come too late each time, and what was tried until then be tried again each time."""
     head = Head(restored=["o1", "o2", "o3"])
-    frame = BarrierFrame(1, 0)
+    frame = Barrier(1, 0)
     head.subtask.triggered(frame, None, final=True)
     head.send(head.new, "n1")
-    head.new.send_barrier(frame)
+    head.new.send_signal(frame)
     assert head.steps() == ["o1", "n1", "o2"]
     assert head.subtask.alignment.checkpoint_latest == 1
     assert head.subtask.restored is not None

@@ -16,7 +16,7 @@ from exactlyonce.checkpoint.records.manifest import MANIFEST_SIZE_MAX, BlockRef,
 from exactlyonce.checkpoint.references import listed_by, named_by, references_of
 from exactlyonce.connectors.blocks.storage import FileStorage
 from exactlyonce.engines.blocks import references
-from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
+from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
 from exactlyonce.engines.local.messages import Acknowledge
@@ -26,6 +26,7 @@ from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.graph import Kind, Node
 
 CODEC = BatchCodec(int)
@@ -51,7 +52,7 @@ def acknowledged(storage: FileStorage, records: int) -> Ack:
     )  # fmt: skip
     for number in range(records):
         loop.send(frame(number), 1)
-    new.send_barrier(BarrierFrame(1, 0))
+    new.send_signal(Barrier(1, 0))
     assert subtask.step()
     while not messages:
         subtask.advance(1.0)

@@ -34,12 +34,13 @@ from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.engines.bounded.unit import ordering
 from exactlyonce.engines.local import building
-from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel, SocketChannel
+from exactlyonce.engines.local.channels import LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelInput, SourceInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.runtime.assembler import Assembler
 from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.order_log import OrderRuns
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
 from exactlyonce.sinks.writer import FlushedInterval
@@ -73,7 +74,7 @@ def _first_input(real: Any, self: Alignment, source: Any, checkpoint: int, *, al
 
 @mutant("the snapshot is taken after the next batch", WRONG)
 @in_place_of(Subtask, "_snapshot")
-def _late_snapshot(real: Any, self: Subtask, frame: BarrierFrame, captures: Any) -> Any:
+def _late_snapshot(real: Any, self: Subtask, frame: Barrier, captures: Any) -> Any:
     for source in self.sources:
         if not source.triggers:
             batch = source.reader.poll(5, 0.0)
@@ -84,23 +85,23 @@ def _late_snapshot(real: Any, self: Subtask, frame: BarrierFrame, captures: Any)
 
 @mutant("a barrier overtakes the frame before it", WRONG, first=5)
 def _overtaking() -> Iterable[Any]:
-    def in_memory(real: Any, self: LocalChannel, barrier: BarrierFrame) -> None:
+    def in_memory(real: Any, self: LocalChannel, barrier: Barrier) -> None:
         frames = self._arrivals.frames
         frames.insert(max(0, len(frames) - 1), barrier)
 
-    def over_socket(real: Any, self: SocketChannel, barrier: BarrierFrame) -> None:
+    def over_socket(real: Any, self: SocketChannel, barrier: Barrier) -> None:
         last = self._outbox.pop() if len(self._outbox) > 1 else None
         real(self, barrier)
         if last is not None:
             self._outbox.append(last)
 
-    yield replaced(LocalChannel, "send_barrier", in_memory)
-    yield replaced(SocketChannel, "send_barrier", over_socket)
+    yield replaced(LocalChannel, "send_signal", in_memory)
+    yield replaced(SocketChannel, "send_signal", over_socket)
 
 
 @mutant("a channel drops the frame before a barrier", WRONG, first=7)
-@in_place_of(SocketChannel, "send_barrier")
-def _dropped_frame(real: Any, self: SocketChannel, barrier: BarrierFrame) -> None:
+@in_place_of(SocketChannel, "send_signal")
+def _dropped_frame(real: Any, self: SocketChannel, barrier: Barrier) -> None:
     if len(self._outbox) > 1:
         self._outbox_bytes -= len(self._outbox.pop())
     real(self, barrier)
