@@ -170,14 +170,14 @@ def _delete_exported(url: str, pipeline: str) -> int:
 
 def delete(args: argparse.Namespace) -> int:
     """Delete it, and say so."""
-    from exactlyonce.cli.deleting import delete as delete_savepoint
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+    from exactlyonce.engines.savepoints.deleting import delete as delete_savepoint
     from exactlyonce.pipeline.durations import duration_ms
 
     if not args.savepoint.isdecimal():
         return _delete_exported(args.savepoint, pipeline_name(args))
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
     history = read_history(config.confluent(), pipeline_name(args))
-    delete_savepoint(config, history, int(args.savepoint), timeout_ms)
+    delete_savepoint(config, history, int(args.savepoint), timeout_ms, text.to_stderr)
     print(f"Savepoint {args.savepoint} of {history.pipeline} is deleted.")
     return 0

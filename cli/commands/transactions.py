@@ -134,7 +134,7 @@ def describe(args: argparse.Namespace) -> int:
 
 def commit(args: argparse.Namespace) -> int:
     """Commit what is decided, and name it."""
-    from exactlyonce.cli.committing import finish, require_decided, unfinished
+    from exactlyonce.engines.ending.committing import finish, require_decided, unfinished
     from exactlyonce.views.transactions import waiting_output
 
     config, traces, graph = _meant(args)

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.cli import deleting
 from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import SAVEPOINT, Asked, Mailbox
 from exactlyonce.engines import asking
-from exactlyonce.engines.savepoints import exported
+from exactlyonce.engines.savepoints import deleting, exported
 from exactlyonce.pipeline.errors import Fenced, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, wait_until

@@ -15,11 +15,10 @@ from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.cli import committing
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines import traces
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.ending import aborting
+from exactlyonce.engines.ending import aborting, committing
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.engines.traces import find
 from exactlyonce.pipeline.errors import ConfigError, Fenced

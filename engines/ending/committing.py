@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.cli.short_incarnation import short_incarnation
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.ending.waiting import WaitingOutput
+from exactlyonce.engines.short_incarnation import short_incarnation
 from exactlyonce.engines.traces import Traces
 from exactlyonce.pipeline.errors import ConfigError, Halt
 from exactlyonce.pipeline.graph import LogicalGraph

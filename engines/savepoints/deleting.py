@@ -7,17 +7,20 @@ go on: it is refused then, and asked when the command is repeated.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.cli.short_incarnation import short_incarnation
-from exactlyonce.cli.text import to_stderr
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import asking
 from exactlyonce.engines.savepoints.retained import require_savepoint
+from exactlyonce.engines.short_incarnation import short_incarnation
 from exactlyonce.pipeline.errors import ConfigError
 
 
-def delete(config: ClientConfig, history: History, checkpoint: int, timeout_ms: int) -> None:
-    """Delete savepoint *checkpoint*; ConfigError where that cannot be done."""
+def delete(
+    config: ClientConfig, history: History, checkpoint: int, timeout_ms: int, note: Callable[[str], None]
+) -> None:
+    """Delete savepoint *checkpoint*; ConfigError where that cannot be done. A run is waited for *timeout_ms*."""
     manifest = require_savepoint(history, checkpoint)
     if manifest is history.latest:
         raise ConfigError(
@@ -26,15 +29,15 @@ def delete(config: ClientConfig, history: History, checkpoint: int, timeout_ms: 
         )
     if (living := asking.living_run(history)) is not None:
         asking.require_listener(history.pipeline, living)
-        asking.delete(config, history.pipeline, checkpoint, timeout_ms, to_stderr)
+        asking.delete(config, history.pipeline, checkpoint, timeout_ms, note)
     else:
-        _delete_alone(config, history, checkpoint)
+        _delete_alone(config, history, checkpoint, note)
 
 
-def _delete_alone(config: ClientConfig, history: History, checkpoint: int) -> None:
+def _delete_alone(config: ClientConfig, history: History, checkpoint: int, note: Callable[[str], None]) -> None:
     history.halt_if_damaged()
     _require_finalized(history)
-    with short_incarnation(config, history, None, to_stderr, require=_require_finalized) as connections:
+    with short_incarnation(config, history, None, note, require=_require_finalized) as connections:
         leader = connections.leader
         _require_finalized(leader.log.history)
         connections.drive(leader.retention.recover(leader.log.history, leader.incarnation.incarnation))
