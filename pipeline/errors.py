@@ -27,7 +27,7 @@
     │   │   └── DamagedBlock        checkpoint.block_storage: a block is missing, or is not what was written
     │   ├── DamagedSavepoint    engines.savepoints.exported: a file of an exported savepoint is not as written
     │   ├── DamagedState        state.errors: what blocks hold is not the state that the checkpoint names
-    │   ├── DamagedBatch        connectors.kafka.consumed: a batch of an input or an output is not as written
+    │   ├── DamagedBatch        connectors.kafka.errors: a batch of an input or an output is not as written
     │   ├── RangeGone           connectors.kafka.range_reader: offsets to be read are no longer in the topic
     │   └── RecordsGone         connectors.kafka.log: a transaction's records are no longer all in the log
     ├── OutputLost              at the end of a run some output of a sink that delivers at most once is unwritten

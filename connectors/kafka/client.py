@@ -1,25 +1,23 @@
-"""The checkpoint store's use of confluent-kafka.
+"""The clients of confluent-kafka for the checkpoint topic.
 
 Of the settings it is given, only those that say how to reach the broker and who asks are used: what a user tunes for
-sources and sinks never changes how checkpoints are kept. Whatever the client library raises leaves the store as an
-error of exactlyonce that says what to do. Every wait is bounded.
+sources and sinks never changes how checkpoints are kept. `errors.explained` turns what they raise into errors of
+ours. Every wait is bounded.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is not in its stubs
 
 from exactlyonce.connectors.confluent import make_admin, make_consumer, make_producer
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, TopicError
+from exactlyonce.connectors.kafka.errors import until_it_passes
+from exactlyonce.pipeline.errors import BrokerUnavailable
 
 REQUEST_TIMEOUT_S = 8.0
-_PAUSE_S = 0.05
 MESSAGE_SIZE_MAX = 2 * 1024 * 1024
 """Of a record batch: a block of the largest size, its key and what Kafka adds."""
 BLOCKS_KILOBYTES = 256 * 1024
@@ -46,49 +44,6 @@ _CONNECTION = (
     "ssl.",
     "topic.metadata.",
 )
-_UNREACHABLE = {
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
-    KafkaError._SSL,
-    KafkaError._TIMED_OUT,
-    KafkaError._TIMED_OUT_QUEUE,
-    KafkaError._MSG_TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.BROKER_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NETWORK_EXCEPTION,
-    KafkaError.NOT_ENOUGH_REPLICAS,
-    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError.REPLICA_NOT_AVAILABLE,
-    KafkaError.THROTTLING_QUOTA_EXCEEDED,
-}
-_MOVED = {
-    KafkaError._NOENT,  # a partition has no leader now
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.NOT_COORDINATOR,  # nobody is that of the group now
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.KAFKA_STORAGE_ERROR,  # a disk of its leader has failed, and another broker takes over
-}
-_NOT_ALLOWED = {
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-}
-_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-REMOVED = {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
-DAMAGED = {
-    KafkaError._BAD_MSG,  # its checksum is not that of its bytes, or it has not the form of a batch
-    KafkaError._BAD_COMPRESSION,
-    KafkaError._NOT_IMPLEMENTED,  # its version or its codec is none that there is
-    KafkaError.INVALID_MSG,  # the broker itself cannot read it
-}
-"""What a batch meets that cannot be read, of any topic: a scan skips it, whoever needs what is in it halts."""
 
 
 def settings(config: Mapping[str, Any], **own: object) -> dict[str, Any]:
@@ -184,46 +139,14 @@ def _offsets(
     client: AdminClient, topic: str, partitions: Iterable[int], spec: OffsetSpec, isolation: IsolationLevel
 ) -> dict[int, int]:
     wanted = {TopicPartition(topic, partition): spec for partition in partitions}
+    leaders_known = True
 
-    deadline, leaders_known = time.monotonic() + REQUEST_TIMEOUT_S, True
-    while True:
-        try:
-            if not leaders_known:  # the library does not look for the new leader by itself
-                client.list_topics(topic, REQUEST_TIMEOUT_S)
-            answers = client.list_offsets(wanted, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
-            return {where.partition: answer.result().offset for where, answer in answers.items()}
-        except KafkaException as error:
-            if not is_passing(error.args[0]) or time.monotonic() > deadline:
-                raise
+    def attempt() -> dict[int, int]:
+        nonlocal leaders_known
+        if not leaders_known:  # the library does not look for the new leader by itself
+            client.list_topics(topic, REQUEST_TIMEOUT_S)
         leaders_known = False
-        client.poll(_PAUSE_S)
+        answers = client.list_offsets(wanted, isolation_level=isolation, request_timeout=REQUEST_TIMEOUT_S)
+        return {where.partition: answer.result().offset for where, answer in answers.items()}
 
-
-def is_passing(error: KafkaError) -> bool:
-    """Whether *error* may go away by itself: a broker is away or changes its role. The one list for all that reads."""
-    return error.code() in _UNREACHABLE | _MOVED or error.retriable()
-
-
-@contextmanager
-def explained(config: Mapping[str, Any], doing: str) -> Iterator[None]:
-    """Turn what the client library raises within into our errors; *doing* says what was being done."""
-    try:
-        yield
-    except KafkaException as error:
-        raise explanation(config, doing, error.args[0]) from error
-
-
-def explanation(config: Mapping[str, Any], doing: str, error: KafkaError) -> ExactlyOnceError:
-    """The error of exactlyonce that says what *error* means while *doing* something."""
-    servers = config.get("bootstrap.servers", "?")
-    code, said = error.code(), f"{error.str()} ({error.name()})"
-    if is_passing(error) or code == KafkaError._AUTHENTICATION:
-        return BrokerUnavailable(
-            f"No answer from the broker at {servers} while {doing}: {said}. Check that it runs, that the address and "
-            f"port are right, and that its security settings match."
-        )
-    if code in _NOT_ALLOWED:
-        return ConfigError(f"The broker at {servers} did not allow {doing}: {said}. Grant the missing permission.")
-    if code in _MISSING:
-        return TopicError(f"The checkpoint topic was missing while {doing}: {said}. Was it deleted?")
-    return TopicError(f"The broker at {servers} refused {doing}: {said}.")
+    return until_it_passes(attempt, REQUEST_TIMEOUT_S)

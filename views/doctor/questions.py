@@ -12,7 +12,8 @@ from kafka.protocol.admin.groups import DescribeGroupsRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.kafka_protocol import UNKNOWN_TOPIC, Again, Wire, refuse
+from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, Again, refuse
+from exactlyonce.connectors.kafka.kafka_protocol import Wire
 
 OPERATIONS = {
     2: "All", 3: "Read", 4: "Write", 5: "Create", 6: "Delete", 7: "Alter", 8: "Describe", 9: "ClusterAction",

@@ -22,7 +22,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import IDLE_TIMEOUT_S, is_damaged, next_offset, read_range
-from exactlyonce.connectors.kafka.client import REMOVED
+from exactlyonce.connectors.kafka.errors import Meaning, explained, meaning_of
 from exactlyonce.pipeline.errors import BrokerUnavailable, require
 
 DELIVERY_TIMEOUT_MS = 60_000
@@ -66,15 +66,15 @@ class KafkaBlockProducer:
 
     def connect(self, topic: str) -> None:
         """Return once it is connected to the broker; else `BrokerUnavailable`."""
-        with store_client.explained(self._config, f"connecting to write to {topic}"):
+        with explained(self._config, f"connecting to write to {topic}"):
             store_client.connect(self._producer, topic)
 
     def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
-        with store_client.explained(self._config, "writing a block"):
+        with explained(self._config, "writing a block"):
             self._producer.produce(topic, value, key, partition, on_delivery=on_delivery)
 
     def poll(self, timeout_s: float) -> None:
-        with store_client.explained(self._config, "writing blocks"):
+        with explained(self._config, "writing blocks"):
             self._producer.poll(timeout_s)
 
 
@@ -246,7 +246,7 @@ def _by_partition(refs: Iterable[BlockRef]) -> dict[int, deque[BlockRef]]:
 
 def _require_there(ref: BlockRef, message: Message) -> None:
     error = message.error()
-    if error is not None and error.code() in REMOVED:
+    if error is not None and meaning_of(error) is Meaning.REMOVED:
         raise DamagedBlock(f"{_named(ref)} is gone: the partition does not hold that offset.", ref)
 
 
@@ -294,7 +294,7 @@ def scan_blocks(config: Mapping[str, Any], topic: TopicInfo, start_offsets: Iter
     written_at_ms: dict[str, int] = {}
     unreadable: list[str] = []
     client = store_client.admin(config)
-    with store_client.explained(config, f"asking for the ends of {topic.name}"):
+    with explained(config, f"asking for the ends of {topic.name}"):
         ends = store_client.end_offsets(client, topic.name, range(topic.partitions))
         stable = store_client.end_offsets(client, topic.name, range(topic.partitions), IsolationLevel.READ_COMMITTED)
         firsts = store_client.first_offsets(client, topic.name, range(topic.partitions))

@@ -18,6 +18,7 @@ from exactlyonce.checkpoint.requests import DecisionRecord, Ends, LogRead, Unrea
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import read_range
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import describe, find_topic, topic_name
+from exactlyonce.connectors.kafka.errors import explained
 from exactlyonce.pipeline.errors import Halt, TopicError
 
 
@@ -31,7 +32,7 @@ class LogReader:
 
     def ends(self) -> Ends:
         """Of the decision log: how far readers get, and how far it goes."""
-        with store_client.explained(self._config, f"asking for the end of {self.topic.name}"):
+        with explained(self._config, f"asking for the end of {self.topic.name}"):
             end = self._end(IsolationLevel.READ_UNCOMMITTED)
             return Ends(self._end(IsolationLevel.READ_COMMITTED), end)
 
@@ -52,7 +53,7 @@ class LogReader:
 def read_log(config: Mapping[str, Any], topic: str, end: int, start: int | None = None) -> LogRead:
     """The committed decisions in *topic* below offset *end*, from *start* on; None: from the first that is there."""
     items: list[DecisionRecord | Unreadable] = []
-    with store_client.explained(config, f"reading {topic}"):
+    with explained(config, f"reading {topic}"):
         if start is None:
             start = store_client.first_offsets(store_client.admin(config), topic, [DECISIONS])[DECISIONS]
         messages = read_range(
@@ -80,7 +81,7 @@ class LogFollower:
 
         Raises `BrokerUnavailable` within seconds; the next look goes on from the one before. The first look connects.
         """
-        with store_client.explained(self._config, f"following {self._topic}"):
+        with explained(self._config, f"following {self._topic}"):
             self._client = self._client or store_client.admin(self._config)
             topic = describe(self._client, self._topic)
             if topic is None:
@@ -94,7 +95,7 @@ class LogFollower:
 
     def _read(self, client: AdminClient, topic: TopicInfo) -> History:
         """What has come in *topic*. Raises `Halt` or `TopicError` where that is deleted meanwhile."""
-        with store_client.explained(self._config, f"following {self._topic}"):
+        with explained(self._config, f"following {self._topic}"):
             end = store_client.end_offsets(client, self._topic, [DECISIONS], IsolationLevel.READ_COMMITTED)
         if topic.topic_id != self._topic_id:
             read = read_log(self._config, self._topic, end[DECISIONS])

@@ -23,17 +23,8 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.transactions.broker_answers import Answered, Fate, Producer, WriteAnswer
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogReader
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.kafka_protocol import (
-    UNKNOWN_TOPIC,
-    UNKNOWN_TOPIC_ID,
-    Again,
-    Observe,
-    PartitionLeader,
-    Places,
-    Request,
-    Wire,
-    refuse,
-)
+from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, Again, refuse
+from exactlyonce.connectors.kafka.kafka_protocol import Observe, PartitionLeader, Places, Request, Wire
 from exactlyonce.connectors.kafka.log import fates_now
 from exactlyonce.connectors.kafka.topics import Topic, Topics
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, InvariantViolation, TopicError

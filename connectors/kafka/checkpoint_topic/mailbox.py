@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.connectors.confluent import make_consumer
-from exactlyonce.connectors.kafka import client as store_client
+from exactlyonce.connectors.kafka.errors import explained
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import checkpoint_topic
 
@@ -46,7 +46,7 @@ _decoder = msgspec.json.Decoder(Asked)
 class Mailbox:
     """Of *pipeline*; the first question connects. For one thread at a time.
 
-    Its questions raise what `client.explained` makes of an error.
+    Its questions raise what `errors.explained` makes of an error.
     """
 
     def __init__(self, config: Mapping[str, Any], pipeline: str) -> None:
@@ -56,7 +56,7 @@ class Mailbox:
 
     def look(self) -> Asked | None:
         """The present request."""
-        with store_client.explained(self._config, f"looking for requests in group {self._group}"):
+        with explained(self._config, f"looking for requests in group {self._group}"):
             (found,) = self._consumer.committed([TopicPartition(*self.place)], timeout=TIMEOUT_S)
             if found.error is not None:
                 raise KafkaException(found.error)
@@ -68,7 +68,7 @@ class Mailbox:
     def ask(self, asked: Asked) -> None:
         """Leave *asked* there, instead of whatever is there. `ConfigError` while the group has members."""
         note = TopicPartition(*self.place, 0, _encode(asked).decode())
-        with store_client.explained(self._config, f"leaving a request in group {self._group}"):
+        with explained(self._config, f"leaving a request in group {self._group}"):
             try:
                 self._consumer.commit(offsets=[note], asynchronous=False)
             except KafkaException as error:

@@ -16,7 +16,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from exactlyonce.connectors.kafka import client as store_client
-from exactlyonce.connectors.kafka.client import DAMAGED, REMOVED
+from exactlyonce.connectors.kafka.errors import Meaning, explanation, meaning_of
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 
 IDLE_TIMEOUT_S = 30.0
@@ -82,7 +82,7 @@ def _read_on(
 def is_damaged(message: Message) -> bool:
     """Whether *message* says that a batch cannot be read, and never will be."""
     error = message.error()
-    return error is not None and error.code() in DAMAGED
+    return error is not None and meaning_of(error) is Meaning.DAMAGED
 
 
 def _behind(config: Mapping[str, Any], damage: Message, within: int, isolation: str, deadline: float) -> int:
@@ -101,7 +101,7 @@ def _behind(config: Mapping[str, Any], damage: Message, within: int, isolation: 
                 if message is not None and is_damaged(message):
                     return message.offset() == damage.offset()
                 error = message.error() if message is not None else None
-                if error is not None and error.code() in REMOVED:
+                if error is not None and meaning_of(error) is Meaning.REMOVED:
                     return False  # behind the end of the partition
                 if message is not None and next_offset(config, message) is not None:
                     return False
@@ -133,11 +133,11 @@ def next_offset(config: Mapping[str, Any], message: Message) -> int | None:
     if error.code() == KafkaError._PARTITION_EOF:
         return offset
     where = f"{message.topic()}[{message.partition()}]"
-    if error.code() in REMOVED:
+    if meaning_of(error) is Meaning.REMOVED:
         raise Halt(
             f"{where} no longer holds the offset that was asked for ({error.str()}). Records of the checkpoint topic "
             f"were deleted by other means than exactlyonce's. Restore the topic, or reset the pipeline."
         )
-    if error.fatal() or not store_client.is_passing(error):
-        raise store_client.explanation(config, f"reading {where}", error) from KafkaException(error)
+    if meaning_of(error) is not Meaning.PASSING:
+        raise explanation(config, f"reading {where}", error) from KafkaException(error)
     return None

@@ -23,6 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it re-expor
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN
 from exactlyonce.connectors.kafka import client as store_client
+from exactlyonce.connectors.kafka.errors import Again, explained, retried
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError, require
 
 _VISIBLE_TIMEOUT_S = 60.0
@@ -80,7 +81,7 @@ def prepare_topic(config: Mapping[str, Any], pipeline: str, partitions: int = PA
     """
     require(partitions >= PARTITIONS_MIN, f"A checkpoint topic has at least {PARTITIONS_MIN} partitions")
     name = topic_name(pipeline)
-    with store_client.explained(config, f"preparing topic {name}"):
+    with explained(config, f"preparing topic {name}"):
         client = store_client.admin(config)
         found = describe(client, name)
         if found is None:
@@ -93,7 +94,7 @@ def prepare_topic(config: Mapping[str, Any], pipeline: str, partitions: int = PA
 def find_topic(config: Mapping[str, Any], pipeline: str) -> TopicInfo:
     """The existing checkpoint topic of *pipeline*; `TopicError` if there is none."""
     name = topic_name(pipeline)
-    with store_client.explained(config, f"looking for topic {name}"):
+    with explained(config, f"looking for topic {name}"):
         found = describe(store_client.admin(config), name)
     if found is None:
         raise TopicError(
@@ -127,19 +128,23 @@ def _create(client: AdminClient, name: str, partitions: int) -> None:
 
 def _await(client: AdminClient, name: str) -> TopicInfo:
     """Wait until all brokers know the new topic and its partitions have leaders."""
-    deadline = time.monotonic() + _VISIBLE_TIMEOUT_S
-    while True:
+
+    def attempt() -> TopicInfo:
         try:
             found = describe(client, name)
-            if found is not None:
-                store_client.end_offsets(client, name, range(found.partitions))
-                return found
-        except KafkaException:  # it has no leader yet
-            if time.monotonic() > deadline:
-                raise
-        if time.monotonic() > deadline:
-            raise BrokerUnavailable(f"Topic {name} was created, but is not usable after {_VISIBLE_TIMEOUT_S:.0f} s.")
-        client.poll(0.05)
+            if found is None:
+                raise Again("not every broker knows it")
+            store_client.end_offsets(client, name, range(found.partitions))
+        except KafkaException as error:  # it has no leader yet
+            raise Again(error.args[0].str()) from error
+        return found
+
+    try:
+        return retried(attempt, time.monotonic() + _VISIBLE_TIMEOUT_S)
+    except Again as obstacle:
+        raise BrokerUnavailable(
+            f"Topic {name} was created, but is not usable after {_VISIBLE_TIMEOUT_S:.0f} s: {obstacle}."
+        ) from None
 
 
 def min_insync_needed(replicas: int) -> int:

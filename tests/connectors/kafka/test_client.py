@@ -12,8 +12,8 @@ from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec  # type: ign
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
-from exactlyonce.connectors.kafka.client import end_offsets, explained, settings
-from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError, TopicError
+from exactlyonce.connectors.kafka.client import end_offsets, settings
+from exactlyonce.pipeline.errors import BrokerUnavailable
 
 
 @pytest.mark.parametrize(
@@ -57,24 +57,6 @@ def test_only_the_way_to_the_broker_is_taken_over() -> None:
         "transactional.id": "mine",
     }  # fmt: skip
     assert settings(connection | tuning, linger_ms=0) == connection | {"linger.ms": 0}
-
-
-@pytest.mark.parametrize(
-    ("code", "expected", "text"),
-    [
-        (KafkaError._TRANSPORT, BrokerUnavailable, "No answer from the broker at a:1 while testing"),
-        (KafkaError._AUTHENTICATION, BrokerUnavailable, "security settings"),
-        (KafkaError.NOT_ENOUGH_REPLICAS, BrokerUnavailable, "NOT_ENOUGH_REPLICAS"),
-        (KafkaError._NOENT, BrokerUnavailable, "while testing"),  # a broker that has just restarted leads nothing yet
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, ConfigError, "did not allow testing"),
-        (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, ConfigError, "Grant the missing permission"),
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicError, "was missing while testing"),
-        (KafkaError.INVALID_REPLICATION_FACTOR, TopicError, "refused testing"),
-    ],
-)
-def test_what_the_broker_says_becomes_our_error(code: int, expected: type[ExactlyOnceError], text: str) -> None:
-    with pytest.raises(expected, match=text), explained({"bootstrap.servers": "a:1"}, "testing"):
-        raise KafkaException(KafkaError(code, "because"))
 
 
 def test_no_secret_is_told() -> None:
