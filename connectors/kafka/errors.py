@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
-from kafka.errors import for_code
 
 from exactlyonce.pipeline.errors import (
     BrokerRefused,
@@ -173,6 +172,8 @@ def refuse(error_code: int, doing: str) -> None:
     """Raise what the broker's *error_code* calls for, unless it is 0."""
     if error_code == 0:
         return
+    from kafka.errors import for_code  # half of a worker's start, which needs none of it
+
     name = for_code(error_code).__name__
     match meaning_of(error_code):
         case Meaning.MISSING:

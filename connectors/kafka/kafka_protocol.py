@@ -1,7 +1,9 @@
 """Requests of the Kafka protocol to the brokers, and their answers.
 
-The one module that uses kafka-python's connection layer, in part by private names (its minor version is pinned);
-who builds on it speaks in protocol messages only.
+The one module that uses kafka-python's connection layer, in part by private names (its minor version is pinned); all
+others send protocol messages through it. The library's public calls, of `kafka.admin`, were tried and are banned: its
+client logs its settings with the passwords; it asks brokers one after the other, and those alone that it knew at its
+start, so that a sweep could miss a transaction; one unknown transactional id hides the states of all others.
 Invariants: every call ends, with an answer or an error, about within the time given; a client that failed to bring an
 answer is thrown away whole, so that no state of it (a cached refusal, a stale address) outlives the fault; there is at
 most one client, with one thread and one connection for each broker in use.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -79,3 +81,9 @@ def test_a_reader_stops_at_what_is_not_known_to_pass() -> None:
     ):
         with pytest.raises(ExactlyOnceError, match=text):
             raise_unless_passing(KafkaError(code), "orders[0]", 7, "because", "totals")
+
+
+def test_a_worker_starts_without_kafka_python() -> None:
+    """Its modules would be half of the start, and a worker asks nothing by them."""
+    code = "import sys, exactlyonce.engines.local.worker; sys.exit('kafka' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
