@@ -123,6 +123,14 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
     )
 
 
+def parallelism_given(options: Mapping[str, Any]) -> int | None:
+    """The parallelism of *options*, or of their file; None where neither has one."""
+    parallelism: int | None = _fields(RunOptions, options, read_file(options.get("config")).get("run", {})).get(
+        "parallelism"
+    )
+    return parallelism
+
+
 def _fields(owner: type, given: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of *owner* that were set, directly or in its table of the file."""
     found = {field: given.get(each.keyword, file.get(each.key)) for field, each in declared(owner).items()}

@@ -18,12 +18,12 @@ from settled import await_readable
 
 from exactlyonce.checkpoint import leader
 from exactlyonce.cli.main import main
-from exactlyonce.cli.spark_arguments import default_parallelism
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import performer
 from exactlyonce.engines.bounded import catch_up as catching_up
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit
+from exactlyonce.engines.bounded.catch_up import default_parallelism
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, RecordError
