@@ -97,7 +97,9 @@ class Interval(Generic[S]):
         self.checkpoint, self._whole = checkpoint, whole
         self._writer = BlockEncoder(self._state_type.operator, checkpoint, self._state_type.version)
         self._slices = self._encode()
-        self._next = Interval(self._states, self._keys, self._max_parallelism, self._state_type, self._merging, first=False)
+        self._next = Interval(
+            self._states, self._keys, self._max_parallelism, self._state_type, self._merging, first=False
+        )
         return self._next
 
     def advance(self) -> None:
