@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Container, Iterator, Sequence
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -106,50 +105,25 @@ def as_text(found: Sequence[Manifest], finalized: Container[int], width: int) ->
 
 def verify(args: argparse.Namespace) -> int:
     """Read all of it."""
-    from exactlyonce.checkpoint.block_storage import DamagedBlock, UnreadableBlock
-    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-    from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
-    from exactlyonce.engines.blocks import block_storage, damaged_among, references
-    from exactlyonce.engines.savepoints.retained import require_savepoint
-    from exactlyonce.state.errors import DamagedState
+    from exactlyonce.views.savepoints import verified, verified_export
 
-    if not args.savepoint.isdecimal():
-        return _verify_exported(args.savepoint, pipeline_name(args))
-    config = client(args)
-    history = read_history(config.confluent(), pipeline_name(args))
-    manifest = require_savepoint(history, int(args.savepoint))
-    topic = find_topic(config.confluent(), history.pipeline)
-    with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
-        try:
-            wanted = references(manifest, blocks)
-            damage = [*damaged_among(wanted, blocks).values()]
-        except (DamagedBlock, UnreadableBlock, DamagedState) as error:
-            damage = [str(error)]
-    if damage:
-        print(*(f"Savepoint {manifest.checkpoint} cannot be restored: {each}" for each in damage), sep="\n")
-        return _DAMAGED
-    if manifest.checkpoint not in history.finalized:
-        print(f"Savepoint {manifest.checkpoint} is decided, and not known to be committed: the next run finishes it.")
-    print(f"Savepoint {manifest.checkpoint} is whole: {counted(len(wanted), 'block')}, unchanged.")
-    return 0
-
-
-def _verify_exported(url: str, pipeline: str) -> int:
-    from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
-
-    _require_url(url)
-    try:
-        found = ExportedSavepoint.at(url)
-        damage = found.damage()
-    except DamagedSavepoint as error:
-        damage = [str(error)]
+    if args.savepoint.isdecimal():
+        found, noun = verified(client(args), pipeline_name(args), int(args.savepoint)), "block"
+        damage = [f"Savepoint {found.checkpoint} cannot be restored: {each}" for each in found.damage]
+        title = f"Savepoint {found.checkpoint}"
+    else:
+        pipeline = pipeline_name(args)
+        _require_url(args.savepoint)
+        found, noun = verified_export(args.savepoint), "file"
+        damage, title = [*found.damage], f"Savepoint {found.checkpoint} of {found.pipeline}"
+        if not damage and found.pipeline != pipeline:
+            print(f"It is one of {found.pipeline}, not of {pipeline}.")
     if damage:
         print(*damage, sep="\n")
         return _DAMAGED
-    if found.saved.pipeline != pipeline:
-        print(f"It is one of {found.saved.pipeline}, not of {pipeline}.")
-    files = counted(found.files, "file")
-    print(f"Savepoint {found.saved.checkpoint} of {found.saved.pipeline} is whole: {files}, unchanged.")
+    if not found.finalized:
+        print(f"{title} is decided, and not known to be committed: the next run finishes it.")
+    print(f"{title} is whole: {counted(found.parts, noun)}, unchanged.")
     return 0
 
 
