@@ -22,7 +22,7 @@ from exactlyonce.pipeline.departures import Departures
 from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError
 from exactlyonce.sinks.kafka.producers import Pending, Producers, SinkProducer, failure, too_large, why
 from exactlyonce.sinks.kafka.sink import Outputs
-from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
+from exactlyonce.sinks.writer import IntervalWriter, SinkFailed
 
 WAITING_S = 1.0
 """What may wait is what the broker took in the last so many seconds,"""
@@ -37,20 +37,16 @@ class _Barrier:
 
 
 @dataclass(kw_only=True)
-class ProducingWriter(ABC):
+class ProducingWriter(IntervalWriter, ABC):
     """Writes to *topic*; see the module. Its producers are made, flushed and dropped by `producers`, elsewhere."""
 
-    sink: str
     topic: str
     producers: Producers
     clock: Clock
-    records: int = 0
-    unwritten: int = 0
     _flushing: Pending[int] | None = None
     _backlog: deque[Outputs | _Barrier] = field(default_factory=deque)
     _backlog_records: int = 0
     _backlog_bytes: int = 0
-    _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
     _error: ExactlyOnceError | None = None
     _times_ms: tuple[int, int] | None = None
     """The earliest and the latest that `timestamp=` has given."""
@@ -225,10 +221,6 @@ class ProducingWriter(ABC):
         if finished:
             self._backlog_bytes -= outputs.size
         return finished
-
-    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
-        """The interval that *checkpoint* ends, once; None while some of it is still to be flushed."""
-        return self._flushed.pop(checkpoint, None)
 
 
 def _shown_time(time_ms: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from exactlyonce.pipeline.errors import ConfigError
@@ -41,30 +41,13 @@ class MySQLSink(TableSink[T], Generic[T]):
     place_kind: ClassVar[str] = "database"
 
     table: str
+    _: KW_ONLY
     dsn: str
     mode: str = "append"
     key: tuple[str, ...] = ()
     create: bool = False
     delivery: str = "exactly_once"
     commit: str = "write_ahead"
-
-    def __init__(
-        self,
-        table: str,
-        *,
-        dsn: str,
-        mode: str = "append",
-        key: tuple[str, ...] = (),
-        create: bool = False,
-        delivery: str = "exactly_once",
-        commit: str = "write_ahead",
-    ) -> None:
-        fields = {
-            "table": table, "dsn": dsn, "mode": mode, "key": key,
-            "create": create, "delivery": delivery, "commit": commit,
-        }  # fmt: skip
-        for field, content in fields.items():
-            object.__setattr__(self, field, content)
 
     def __repr__(self) -> str:
         shown = f"MySQLSink({self.table!r}, mode={self.mode!r}, key={self.key!r}, delivery={self.delivery!r})"

@@ -19,9 +19,9 @@ from redis.retry import Retry
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
-from exactlyonce.sinks.redis.address import url_problem
 from exactlyonce.sinks.redis.rows import argument
 from exactlyonce.sinks.redis.scripts import LEDGER_PREFIX, Script
+from exactlyonce.sinks.redis.sink import url_problem
 
 _REDIRECTIONS_MAX = 5
 _OURS = (
