@@ -1,7 +1,8 @@
 """Sinks, one folder or module per store: `kafka/`, `files/`, `mysql/`, `postgres/`, `redis/`, and one that prints.
 
-`writer` and `committer` are the seams to engines. What stores with a ledger share is in `write_ahead/` (rows that wait
-in the checkpoint topic), `prepared/` (rows that wait in the store) and `sql/` (fields and columns).
+`writer` and `committer` are the seams to engines; `refusals` has the words for what stores refuse. What stores with a
+ledger share is in `write_ahead/` (rows that wait in the checkpoint topic), `prepared/` (rows that wait in the store)
+and `sql/` (tables of any database).
 
 May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine. Each name is imported when it is asked
 for: a process starts with the sinks of its pipeline alone.

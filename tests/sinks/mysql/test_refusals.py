@@ -67,7 +67,7 @@ LOGINS = [
     ("append", "", str, StoreError, ("Access denied for user 'shop'@'%' to database 'shop' (1044)",
                                      "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON shop.* TO")),
     ("append", "", lambda _: f"mysql://shop:{SECRET}@nowhere.invalid/shop", StoreUnavailable,
-     ("MySQL at nowhere.invalid:3306 cannot be reached. Start it, or correct the dsn",)),
+     ("MySQL at nowhere.invalid:3306 cannot be reached: ", "Start it, or correct its address",)),
     ("append", "", lambda dsn: f"{as_root(dsn).partition('?')[0]}?ssl_mode=required", StoreError,
      ("SSL is required but the server doesn't support it",)),
     *((mode, f"{KEYED}; GRANT {granted} ON shop.totals TO shop", str, StoreError, texts)

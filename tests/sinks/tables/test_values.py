@@ -134,9 +134,7 @@ class Filled:
         self._names = [f"c{number}" for number in range(len(columns))]
         sql = ", ".join(f"{name} {column}" for name, (_, column) in zip(self._names, columns, strict=True))
         tables.sql(f"CREATE TABLE totals (place bigint, {sql})")
-        fields: list[Any] = [
-            (name, type_ | None, None) for name, (type_, _) in zip(self._names, columns, strict=True)
-        ]
+        fields: list[Any] = [(name, type_ | None, None) for name, (type_, _) in zip(self._names, columns, strict=True)]
         self._type: Any = msgspec.defstruct("Row", [("place", int), *fields])
         self._store = tables.of(self._type)
         self._store.check()
@@ -373,6 +371,7 @@ def test_the_columns_that_are_created(tables: Tables) -> None:
 
 
 # --- what only one of them has ----------------------------------------------------------------------------------------
+
 
 @on_postgres
 @pytest.mark.parametrize(

@@ -44,8 +44,6 @@ class Tables(ABC):
     name: str
     commit: str
     """A COMMIT as it comes over the connection."""
-    lost: str
-    """What is said of a connection that was cut."""
     locked: str
     """What is said of a lock that another holds for too long."""
     spoilt: bytes
@@ -109,7 +107,7 @@ class Tables(ABC):
 class PostgresTables(Tables):
     server: PostgresServer
     name = "postgres"
-    commit, lost, locked = "COMMIT\0", "lost during a request", "another session holds a lock"
+    commit, locked = "COMMIT\0", "another session holds a lock"
     spoilt = b"no row\n"
 
     def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +133,7 @@ class PostgresTables(Tables):
 class MariaDBTables(Tables):
     server: MariaDB
     name = "mariadb"
-    commit, lost = "\x03COMMIT", "has closed the connection, or it was cut"
+    commit = "\x03COMMIT"
     locked = "waited too long for a lock"
     spoilt = b"(1,2,3,4),\f"
 
