@@ -24,11 +24,12 @@ from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import describe, find_topic, topic_name
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import describe, find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, TopicError
+from exactlyonce.pipeline.names import checkpoint_topic
 
 POLL_S = 0.5
 TURN_MS = 5_000
@@ -186,7 +187,7 @@ def _log(config: ClientConfig, pipeline: str) -> History:
     try:
         return read_history(config.confluent(), pipeline)
     except TopicError:
-        if describe(store_client.admin(config.confluent()), topic_name(pipeline)) is None:
+        if describe(store_client.admin(config.confluent()), checkpoint_topic(pipeline)) is None:
             return History(pipeline)
         return read_history(config.confluent(), pipeline)  # it has been made anew; or else this says why not
 

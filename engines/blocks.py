@@ -18,7 +18,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.references import indexes_of, named_by, stands_on
-from exactlyonce.connectors.blocks.opening import file_storage
+from exactlyonce.connectors.blocks.storage import file_storage
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import TopicStorage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.runtime.in_flight import blocks_of

@@ -6,26 +6,37 @@ durable decision lets it go. Files know no order: `since` lists all of them, and
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
+from threading import Event
 from typing import TypeVar
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned, UnreadableBlock, verified_value
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.connectors.blocks.folder import Folder
+from exactlyonce.checkpoint.records.storage_url import parts_of
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.connectors.blocks.folder import CHECKPOINT_STORAGE, STORAGE, Folder
+from exactlyonce.connectors.blocks.hdfs import HdfsFolder
+from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.blocks.names import name_of, reference
-from exactlyonce.connectors.blocks.persistence import AWAY_TIMEOUT_S, persistently
+from exactlyonce.connectors.blocks.s3 import S3Folder
 from exactlyonce.connectors.blocks.writer import FileBlocks
-from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
+from exactlyonce.pipeline.errors import ConfigError, InvariantViolation, StorageUnavailable
 
 R = TypeVar("R")
 
 READERS = 8
 READ_AHEAD = 16
 """Blocks that are read before they are asked for, each 1 MB at most."""
+AWAY_TIMEOUT_S = 30.0
+"""How long a storage that is away is asked again: a server that restarts, or refuses one request of a thousand."""
+_PAUSE_S = 0.25
+_TOPIC_SUFFIX = ".checkpoints"
 
 
 class FileStorage:
@@ -112,3 +123,35 @@ class FileStorage:
 
     def _persistently(self, asked: Callable[[], R]) -> R:
         return persistently(asked, self._away_timeout_s)
+
+
+def persistently(asked: Callable[[], R], away_timeout_s: float) -> R:
+    """The answer of *asked*; `StorageUnavailable` once the storage is away for *away_timeout_s*."""
+    deadline = time.monotonic() + away_timeout_s
+    while True:
+        try:
+            return asked()
+        except StorageUnavailable:
+            if time.monotonic() > deadline:
+                raise
+        Event().wait(_PAUSE_S)
+
+
+def file_storage(url: str, topic: TopicInfo) -> FileStorage:
+    """The storage of the pipeline whose decisions are in *topic*, below *url*, as `storage_url` has made it."""
+    topic_id = topic.topic_id.replace("/", "_").replace("+", "-")  # as Kafka's tools write it: without slashes
+    inner = f"{topic.name.removesuffix(_TOPIC_SUFFIX)}/{topic_id}"
+    return FileStorage(folder_of(url, inner, CHECKPOINT_STORAGE))
+
+
+def folder_of(url: str, inner: str, what: str = STORAGE) -> Folder:
+    """The folder *inner* below *url*, as `storage_url` has made it; its errors begin with *what* it is for."""
+    scheme, host, path = parts_of(url)
+    match scheme:
+        case "file":
+            return LocalFolder(Path("/", path), inner, what)
+        case "s3":
+            return S3Folder(host, f"{path}/{inner}" if path else inner, what)
+        case "hdfs":
+            return HdfsFolder(host, path, inner, what)
+    raise InvariantViolation(f"no storage for {url}")

@@ -15,7 +15,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.blocks.names import name_of
-from exactlyonce.connectors.blocks.opening import file_storage
+from exactlyonce.connectors.blocks.storage import file_storage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.ending.waiting import WaitingOutput
 from exactlyonce.engines.traces import Traces

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack, closing
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, topic_name
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
@@ -15,6 +15,7 @@ from exactlyonce.engines.ending.waiting import StagedOutput, find_transactions, 
 from exactlyonce.engines.traces import Traces
 from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.views.doctor.blocks import check_blocks
 from exactlyonce.views.doctor.decisions import check_decisions
 from exactlyonce.views.doctor.findings import Findings
@@ -39,7 +40,7 @@ def traces_of(config: ClientConfig, name: str, graph: LogicalGraph | None) -> Tr
             raise
         return Traces(name, None, None, "", ())
     except ConfigError as error:  # the topic is there, and we may not read it
-        return Traces(name, topic_name(name), None, str(error), ())
+        return Traces(name, checkpoint_topic(name), None, str(error), ())
     except (BrokerUnavailable, BrokerRefused) as error:  # to one question; who answers to none is nothing to examine
         return Traces(name, find_topic(config.confluent(), name).name, None, str(error), ())
 

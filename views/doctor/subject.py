@@ -10,11 +10,11 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import topic_name
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.ending.waiting import StagedOutput, WaitingOutput
 from exactlyonce.engines.traces import Traces
 from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.names import checkpoint_topic
 
 
 @dataclass(kw_only=True)
@@ -65,7 +65,7 @@ class Subject:
     @property
     def checkpoint_topic(self) -> str:
         """Whether or not it is there."""
-        return topic_name(self.name)
+        return checkpoint_topic(self.name)
 
     @cached_property
     def inputs(self) -> list[str]:

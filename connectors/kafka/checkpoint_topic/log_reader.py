@@ -17,9 +17,10 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import DecisionRecord, Ends, LogRead, Unreadable
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import read_range
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import describe, find_topic, topic_name
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import describe, find_topic
 from exactlyonce.connectors.kafka.errors import explained
 from exactlyonce.pipeline.errors import Halt, TopicError
+from exactlyonce.pipeline.names import checkpoint_topic
 
 
 class LogReader:
@@ -70,7 +71,7 @@ class LogFollower:
     """Reads the decision log of *pipeline* again and again, each time only what came since. Fences nobody."""
 
     def __init__(self, config: Mapping[str, Any], pipeline: str) -> None:
-        self._config, self._pipeline, self._topic = config, pipeline, topic_name(pipeline)
+        self._config, self._pipeline, self._topic = config, pipeline, checkpoint_topic(pipeline)
         self._client: AdminClient | None = None
         self._topic_id = ""
         self._end = 0

@@ -25,6 +25,7 @@ from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.errors import Again, explained, retried
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError, require
+from exactlyonce.pipeline.names import checkpoint_topic
 
 _VISIBLE_TIMEOUT_S = 60.0
 _SETTLING_S = 3.0
@@ -68,11 +69,6 @@ NEEDS = (
 """The settings of the topic. A tombstone outlives the longest read (`delete.retention.ms`), blocks fit into a batch."""
 
 
-def topic_name(pipeline: str) -> str:
-    """The checkpoint topic of *pipeline*."""
-    return f"{pipeline}.checkpoints"
-
-
 def prepare_topic(config: Mapping[str, Any], pipeline: str, partitions: int = PARTITIONS) -> TopicInfo:
     """Create the checkpoint topic of *pipeline* unless it exists, check it, and say what it is.
 
@@ -80,7 +76,7 @@ def prepare_topic(config: Mapping[str, Any], pipeline: str, partitions: int = PA
     ten seconds where no broker answers.
     """
     require(partitions >= PARTITIONS_MIN, f"A checkpoint topic has at least {PARTITIONS_MIN} partitions")
-    name = topic_name(pipeline)
+    name = checkpoint_topic(pipeline)
     with explained(config, f"preparing topic {name}"):
         client = store_client.admin(config)
         found = describe(client, name)
@@ -93,7 +89,7 @@ def prepare_topic(config: Mapping[str, Any], pipeline: str, partitions: int = PA
 
 def find_topic(config: Mapping[str, Any], pipeline: str) -> TopicInfo:
     """The existing checkpoint topic of *pipeline*; `TopicError` if there is none."""
-    name = topic_name(pipeline)
+    name = checkpoint_topic(pipeline)
     with explained(config, f"looking for topic {name}"):
         found = describe(store_client.admin(config), name)
     if found is None:

@@ -17,8 +17,7 @@ from waiting import until
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.blocks.local import LocalFolder
-from exactlyonce.connectors.blocks.opening import file_storage, folder_of
-from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.connectors.blocks.storage import FileStorage, file_storage, folder_of
 from exactlyonce.connectors.blocks.writer import FileBlocks
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
