@@ -9,8 +9,8 @@ from typing import Any
 from exactlyonce.pipeline.errors import StoreError, require
 from exactlyonce.sinks.mysql.literals import (
     ROW_END,
-    ColumnLiterals,
     MySQLRowEncoder,
+    column_literals,
     found_template,
     mark_of,
     values_template,
@@ -98,7 +98,7 @@ class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
         mark = self._mark(columns)
         depth_max = _JSON_DEPTH_MAX[self._session.is_mariadb]
         literals = [
-            ColumnLiterals(field, self._name, columns[field.name], field.name in self._key, depth_max)
+            column_literals(field, self._name, columns[field.name], in_key=field.name in self._key, depth_max=depth_max)
             for field in self._fields
         ]
         return MySQLRowEncoder(literals, mark, self._template, self._rows_bytes_max)

@@ -74,8 +74,7 @@ class PostgresStore(SqlStore[PostgresSink[Any], Target]):
 
     def _encoder(self, table: Target) -> RowEncoder:
         self._check_table(table)
-        shown = f"table {table.shown}"
-        texts = [column_text(field, shown, table.columns[field.name]) for field in self._fields]
+        texts = [column_text(field, table.shown, table.columns[field.name]) for field in self._fields]
         indexed = self._sink.key if self._sink.mode == "upsert" else ()
         return CopyEncoder(texts, self._mark(table), indexed=indexed)
 
