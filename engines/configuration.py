@@ -137,6 +137,15 @@ def _fields(owner: type, given: Mapping[str, Any], file: Mapping[str, Any]) -> d
     return {field: declared(owner)[field].read(value) for field, value in found.items() if value is not None}
 
 
+def absolute(place: str) -> str:
+    """*place*, a URL or a path; a path from ./, ../ or ~/ on as an absolute one.
+
+    >>> absolute("/backups"), absolute("/a/../b")
+    ('/backups', '/a/../b')
+    """
+    return os.path.abspath(os.path.expanduser(place)) if place.startswith(("./", "../", "~/")) else place
+
+
 def _skips(given: Any) -> tuple[RecordPlace, ...]:
     return tuple(map(record_place, [given] if isinstance(given, str) else given))
 
@@ -159,7 +168,7 @@ def _restoration(given: Mapping[str, Any], file: Mapping[str, Any]) -> Restorati
     found = _fields(Restoration, given, told)
     found["mapping"] = {**_names(told.get("map", {})), **_names(given.get("map", {}))}
     if "source" in found:
-        source = found["source"] = str(found["source"])
+        source = found["source"] = absolute(str(found["source"]))
         if not source.isdecimal():
             storage_url(source, setting("from_savepoint"), or_else="the number of a savepoint")
         return Restoration(**found)

@@ -45,6 +45,8 @@ In a terminal a line on stderr shows how it stands; otherwise each checkpoint is
 of JSON there, while nothing is read one a minute. Durations T are written 500ms, 1.5s,
 10m or 1h.
 """
+STOPPING = "stopping after a last checkpoint, if anything runs (asked again, it ends at once)"
+ENDING_AT_ONCE = "ending at once, without a last checkpoint"
 
 
 def add(commands: Commands) -> None:
@@ -104,11 +106,11 @@ def settings_given(args: argparse.Namespace) -> dict[str, Any]:
 
 def run(args: argparse.Namespace) -> int:
     """Run it until the end, which is clean or raised."""
-    from exactlyonce.cli.notes import SpeakingStopper
+    from exactlyonce.cli.lines import show_from_handler
     from exactlyonce.engines import events
     from exactlyonce.engines.configuration import options_from
     from exactlyonce.engines.local.reporting import JsonReporter, TerminalReporter
-    from exactlyonce.engines.local.run import run_loaded
+    from exactlyonce.engines.local.run import Stopper, run_loaded
 
     args.json = args.json or args.verbose
     level = "debug" if args.verbose else args.log_level
@@ -120,7 +122,11 @@ def run(args: argparse.Namespace) -> int:
     reporter: Reporter = TerminalReporter(level=level) if in_terminal else JsonReporter(level=level)
     for warning in options.client.warnings:
         reporter.event(events.note(name, warning))
-    manifest = run_loaded(pipeline, options, reporter, SpeakingStopper(name, in_terminal=in_terminal))
+
+    def answer(again: bool) -> None:
+        show_from_handler(name, ENDING_AT_ONCE if again else STOPPING, in_terminal=in_terminal)
+
+    manifest = run_loaded(pipeline, options, reporter, Stopper(answer))
     if in_terminal and manifest is not None and level in ("debug", "info"):
         print(f"{name}: ended cleanly; the next run goes on from checkpoint {manifest.checkpoint}.", file=sys.stderr)
     return 0

@@ -113,8 +113,7 @@ def verify(args: argparse.Namespace) -> int:
         title = f"Savepoint {found.checkpoint}"
     else:
         pipeline = pipeline_name(args)
-        _require_url(args.savepoint)
-        found, noun = verified_export(args.savepoint), "file"
+        found, noun = verified_export(_url(args.savepoint)), "file"
         damage, title = [*found.damage], f"Savepoint {found.checkpoint} of {found.pipeline}"
         if not damage and found.pipeline != pipeline:
             print(f"It is one of {found.pipeline}, not of {pipeline}.")
@@ -127,29 +126,27 @@ def verify(args: argparse.Namespace) -> int:
     return 0
 
 
-def _require_url(text: str) -> None:
-    """ConfigError unless *text*, which is no number, is the URL of a storage."""
+def _url(place: str) -> str:
+    """*place*, which is no number, as it is to be looked for; ConfigError unless it is a storage."""
     from exactlyonce.checkpoint.records.storage_url import storage_url
+    from exactlyonce.engines.configuration import absolute
 
-    storage_url(text, "N|URL", or_else="the number of a savepoint, as it is listed")
-
-
-def _delete_exported(url: str, pipeline: str) -> int:
-    from exactlyonce.engines.savepoints.exported import remove
-
-    _require_url(url)
-    print(f"Savepoint {remove(url, pipeline)} of {pipeline} at {url} is deleted.")
-    return 0
+    url = absolute(place)
+    storage_url(url, "N|URL", or_else="the number of a savepoint, as it is listed")
+    return url
 
 
 def delete(args: argparse.Namespace) -> int:
     """Delete it, and say so."""
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
     from exactlyonce.engines.savepoints.deleting import delete as delete_savepoint
+    from exactlyonce.engines.savepoints.exported import remove
     from exactlyonce.pipeline.durations import duration_ms
 
     if not args.savepoint.isdecimal():
-        return _delete_exported(args.savepoint, pipeline_name(args))
+        pipeline, url = pipeline_name(args), _url(args.savepoint)
+        print(f"Savepoint {remove(url, pipeline)} of {pipeline} at {url} is deleted.")
+        return 0
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
     history = read_history(config.confluent(), pipeline_name(args))
     delete_savepoint(config, history, int(args.savepoint), timeout_ms, text.to_stderr)

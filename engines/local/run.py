@@ -29,9 +29,13 @@ from exactlyonce.pipeline.loading import Loaded
 
 
 class Stopper:
-    """Whether the user asked for an end, once or again, and whom to tell."""
+    """Whether the user asked for an end, once or again, and whom to tell.
 
-    def __init__(self) -> None:
+    *answer* is called for every request, with whether it was made before: a last checkpoint may take a while.
+    """
+
+    def __init__(self, answer: Callable[[bool], None] = lambda again: None) -> None:
+        self._answer = answer
         self.asked = threading.Event()
         self.asked_again = False
         self._job: Job | None = None
@@ -44,14 +48,16 @@ class Stopper:
 
     def stop(self, *_: Any) -> None:
         """The first time cleanly, after that at once. Signal handler, too."""
-        if self.asked.is_set():
+        again = self.asked.is_set()
+        if again:
             self.asked_again = True
             if self._job is not None:
                 self._job.end_at_once()
-            return
-        self.asked.set()
-        if self._job is not None:
-            self._job.stop()
+        else:
+            self.asked.set()
+            if self._job is not None:
+                self._job.stop()
+        self._answer(again)
 
 
 def _handler(stopper: Stopper, *, inline: bool) -> Callable[..., None]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.savepoints.contents import TopicSavepoint
 from exactlyonce.pipeline.errors import ConfigError
 
 
@@ -45,3 +49,13 @@ def unless_expired(config: ClientConfig, manifest: Manifest) -> Iterator[None]:
             f"Checkpoint {manifest.checkpoint} has expired while it was read: the pipeline runs on. Try again; a "
             f"longer --num-retained of the run keeps more checkpoints, and a savepoint never expires."
         ) from None
+
+
+@contextmanager
+def opened(config: ClientConfig, manifest: Manifest) -> Iterator[TopicSavepoint]:
+    """What the finalized checkpoint of *manifest* holds."""
+    with closing(Transactions(config)) as transactions:
+        cluster_id = transactions.cluster_id()
+    topic = find_topic(config.confluent(), manifest.pipeline)
+    with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
+        yield TopicSavepoint(manifest, blocks, cluster_id)

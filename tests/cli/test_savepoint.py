@@ -22,6 +22,7 @@ from exactlyonce.cli.lines import new_namespace
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors.kafka.checkpoint_topic import log_reader
 from exactlyonce.engines import asking
+from exactlyonce.engines.savepoints import retained
 from exactlyonce.pipeline.errors import ConfigError
 from tests.cli.conftest import manifest
 
@@ -67,7 +68,7 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
             (asking, "savepoint"): lambda *args, **options: taken,
             (asking, "delete"): delete or Mock(),
             (savepoint, "client"): lambda args: SimpleNamespace(confluent=dict),
-            (savepoint, "_contents"): lambda config, manifest: nullcontext(),
+            (retained, "opened"): lambda config, manifest: nullcontext(),
         }
         for (module, name), answer in answers.items():
             monkeypatch.setattr(module, name, answer)

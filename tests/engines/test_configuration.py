@@ -292,3 +292,12 @@ def test_a_savepoint_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "milliseconds"), [("500ms", 500), ("1.5s", 1_500), ("10m", 600_000)])
 def test_durations(text: str, milliseconds: int) -> None:
     assert duration_ms(text) == milliseconds
+
+
+def test_a_path_from_the_working_directory_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a savepoint is named a path will do; where checkpoints are kept, only one that is the same everywhere."""
+    monkeypatch.chdir(tmp_path)
+    restoration = options_from({"from_savepoint": "./backups/1"}).restoration
+    assert restoration == Restoration(f"{tmp_path}/backups/1")
+    with pytest.raises(ConfigError, match="it is neither a URL nor an absolute path"):
+        options_from({"checkpoint_storage": "./checkpoints"})
