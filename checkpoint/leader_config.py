@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from exactlyonce.checkpoint.commits.of_stores import StagingSink
 from exactlyonce.checkpoint.decision import Dropped
@@ -16,20 +15,24 @@ from exactlyonce.checkpoint.settings import DELETE
 from exactlyonce.pipeline.errors import ConfigError
 
 
-class Retention(Protocol):
-    """The rule which checkpoints and blocks stay, and which may go."""
+class Retention:
+    """The rule which checkpoints and blocks stay, and which may go; this one keeps all, where there are no blocks."""
 
     def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
         """The manifests and blocks that older incarnations have left and that may go."""
+        yield from ()
+        return (), ()
 
     def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
-        """Look for what the attempt before has left behind *newest*."""
+        """Look for what the attempt before has left since *newest*."""
+        yield from ()
 
     def nothing_yet(self, ends: tuple[int, ...]) -> None:
         """The pipeline is new, and its block partitions end there."""
 
     def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> tuple[int, ...]:
         """The `Manifest.block_end_offsets` of *checkpoint*."""
+        return ()
 
     def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
         """*blocks* were written for *checkpoint*."""
@@ -42,6 +45,8 @@ class Retention(Protocol):
 
     def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
         """The manifests and blocks that may go in the transaction that finalizes *manifest*."""
+        yield from ()
+        return (), ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from exactlyonce.checkpoint.decision import Dropped, keep_all
+from exactlyonce.checkpoint.decision import Dropped
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.leader_config import LeaderConfig
+from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import encode
@@ -70,35 +70,11 @@ class SinkConfig(LeaderConfig):
         )
 
 
-class NewestKept:
+class NewestKept(Retention):
     """Keeps the newest manifests; a sink that writes to Kafka has no blocks."""
 
     def __init__(self, log: DecisionLog) -> None:
         self._log = log
-
-    def recover(self, history: History, incarnation: int) -> Procedure[Dropped]:
-        """Nothing: what is old goes with the next decision."""
-        return (yield from keep_all(history.retained[-1]))
-
-    def begin_attempt(self, newest: Manifest, incarnation: int, attempt: int, *, late: bool) -> Procedure[None]:
-        """Nobody writes blocks."""
-        yield from ()
-
-    def nothing_yet(self, ends: tuple[int, ...]) -> None:
-        """Nobody looks for blocks."""
-
-    def ends_to_note(self, checkpoint: int, base: int, *, final: bool) -> tuple[int, ...]:
-        """Nobody looks for blocks."""
-        return ()
-
-    def written(self, checkpoint: int, blocks: Iterable[BlockRef]) -> None:
-        """Nobody writes blocks."""
-
-    def completed(self, checkpoint: int, blocks: Iterable[BlockRef], *, keep: bool = False) -> None:
-        """It stands on none."""
-
-    def release(self, checkpoint: int) -> None:
-        """There are no savepoints."""
 
     def expire(self, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
         """Old manifests."""
