@@ -28,7 +28,7 @@ HELP_WIDTH_MAX = 100
 _OPTION = re.compile(r"--\w[\w-]*")
 _SECRET_NAME = re.compile("pass|pwd|secret|token|key|cred|auth|dsn|ur[il]", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"@|://|\w{32}")
-"""Of an address with a login, or a token."""
+"""An address with a login, or a token."""
 _ALONE = ("-h", "--help", "--version")
 """Options that stand without a command."""
 _METAVARS = {DURATION: "T", COUNT: "N", SIZE: "SIZE"}
@@ -151,7 +151,7 @@ def _typed(setting: Declared, text: str) -> Any:
 
 
 def given(args: argparse.Namespace, *owners: type) -> dict[str, Any]:
-    """What was given for the settings of *owners* and for the cluster, by the names that `Pipeline.run` has for it."""
+    """The values that were given for the settings of *owners* and for the cluster, as `Pipeline.run` takes them."""
     names = {each.keyword for owner in owners for each in declared(owner).values()}
     found = {name: getattr(args, name, None) for name in (*names, "bootstrap_servers", "config", "restart")}
     return found | {"map": dict(found.get("map") or {}) or None, "kafka": dict(args.kafka)}

@@ -91,7 +91,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def leading_options(args: argparse.Namespace) -> RunOptions:
-    """What `add_leading`, `add_spark` and `add_restoring` have parsed; from here on *args* knows what to redact."""
+    """The options of a command that writes checkpoints; from here on *args* knows what to redact."""
     from exactlyonce.engines.configuration import options_from
 
     options = options_from(given(args, RunOptions, Restoration, CheckpointSettings))

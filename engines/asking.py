@@ -168,7 +168,7 @@ def _waited_for(config: ClientConfig, pipeline: str, asked: Asked, answer: Answe
 
 
 def _may_still(pipeline: str, asked: Asked) -> str:
-    """What is said to whoever has asked and waits no longer."""
+    """A message for a person who has asked and waits no longer."""
     if asked.action == SAVEPOINT:
         behind = ", and end behind it" if asked.stop else ""
         return (
@@ -183,7 +183,7 @@ def _may_still(pipeline: str, asked: Asked) -> str:
 
 
 def _log(config: ClientConfig, pipeline: str) -> History:
-    """What is decided; nothing while somebody deletes it, and until the incarnation is there that says so."""
+    """The decision log; empty while somebody deletes it, and until the incarnation is there that says so."""
     try:
         return read_history(config.confluent(), pipeline)
     except TopicError:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
 
 HASHMAP, ROCKSDB = "hashmap", "rocksdb"
+CHUNK_RECORDS = 5_000_000
+"""The most that one checkpoint of bounded work reads: some minutes of work, and of open transactions some seconds."""
 
 
 class StateSettings(msgspec.Struct, frozen=True):
@@ -44,7 +46,7 @@ class StateSettings(msgspec.Struct, frozen=True):
         "`execution.state-recovery.from-local` (before Flink 2 `state.backend.local-recovery`)",
     )] = ""  # fmt: skip
     contradicting: tuple[str, ...] = ()
-    """What was given for `rocksdb` though the backend is another one, as an error is to name it."""
+    """Settings for `rocksdb` that were given though the backend is another one, as an error names them."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -98,7 +100,7 @@ class Restoration:
         OTHER, "operator, source or loop OLD of the savepoint is NEW now, any number of them", key="map",
         default="none", metavar="OLD=NEW",
     )})  # fmt: skip
-    """By id of an operator or a source in the savepoint, the id that it has now."""
+    """The id that an operator or a source has now, by its id in the savepoint."""
     allow_dropped: bool = _declare(False, Setting(
         FLAG, "leave behind state and sources that the pipeline does not have any more", key="allow_dropped_state",
         flink="`execution.state-recovery.ignore-unclaimed-state`, or `flink run --allowNonRestoredState`",

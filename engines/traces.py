@@ -27,7 +27,7 @@ _TIMEOUT_MS = 10_000
 
 @dataclass(frozen=True)
 class Traces:
-    """What there is of one pipeline."""
+    """All that one pipeline has in a cluster besides its output."""
 
     pipeline: str
     topic: str | None

@@ -57,7 +57,7 @@ class CheckpointsView:
 
     history: History
     damaged: dict[int, str] = field(default_factory=dict)
-    """By checkpoint, why it cannot be restored."""
+    """Why a checkpoint cannot be restored, by its number."""
 
     @property
     def checkpoints(self) -> list[CheckpointView]:
@@ -75,7 +75,7 @@ class CheckpointsView:
 
 
 def checkpoints(config: ClientConfig, pipeline: str) -> CheckpointsView:
-    """What is in the checkpoint topic of *pipeline*. Damage is known as far as indexes show: no state is read."""
+    """The checkpoints of *pipeline*. Damage is known as far as indexes show: no state is read."""
     history = read_history(config.confluent(), pipeline)
     with closing(Storages(config, find_topic(config.confluent(), pipeline))) as storages:
         references = standing(storages, history)

@@ -20,10 +20,10 @@ class VerifiedSavepoint:
     """A savepoint of which all was read and compared with its SHA-256."""
 
     pipeline: str
-    """Whose it is; empty: of an exported one not even that can be read."""
+    """Name of the pipeline; empty: not even that can be read of an exported one."""
     checkpoint: int
     damage: tuple[str, ...]
-    """What is damaged, a sentence each; none: it is whole."""
+    """One sentence for each damage; none: it is whole."""
     parts: int
     """Its blocks, or the files of an exported one."""
     finalized: bool = True

@@ -52,7 +52,7 @@ class StateView:
     _blocks: Blocks
 
     def operators(self) -> list[OperatorView]:
-        """Those that keep state."""
+        """The operators that keep state."""
         return [self.operator(snapshot.operator) for snapshot in self.manifest.operators]
 
     def operator(self, operator: str) -> OperatorView:

@@ -44,7 +44,7 @@ class WaitingView(NamedTuple):
 
     waiting: list[WaitingOutput]
     unasked: dict[str, str]
-    """By sink, why its store was not asked, or may not have shown all."""
+    """Why a store was not asked, or may not have shown all, by sink."""
 
 
 def waiting_output(config: ClientConfig, traces: Traces, graph: LogicalGraph | None) -> WaitingView:
@@ -83,7 +83,7 @@ def find_staged(config: ClientConfig, traces: Traces, graph: LogicalGraph | None
 
 
 def _decided(history: History, views: Mapping[str, StoreView], seen: BlockSurvey) -> Iterator[WaitingOutput]:
-    """What the checkpoint that is decided, and not finalized, has for stores."""
+    """The output for stores of the checkpoint that is decided and not finalized."""
     manifest = history.unfinalized
     if manifest is None:
         return

@@ -24,25 +24,25 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class BlockSurvey:
-    """What was found; see `survey`."""
+    """The blocks of a pipeline; see `survey`."""
 
     references: Mapping[int, frozenset[BlockRef] | str]
-    """By retained checkpoint, the blocks that it stands on, or why that is not known."""
+    """The blocks that each retained checkpoint stands on, or why that is not known."""
     scanned: Mapping[str, Scanned]
-    """By storage."""
+    """The blocks that were looked at, by storage."""
     first_places: tuple[int, ...]
-    """By partition of the topic, where the next run looks for orphans from."""
+    """The offsets from which the next run looks for orphans, by partition of the topic."""
     unreachable: Mapping[str, str] = field(default_factory=dict)
     """Storages that the pipeline has left and that cannot be looked at, and why."""
 
     @property
     def claimed(self) -> set[BlockRef]:
-        """Those that some checkpoint stands on."""
+        """The blocks that some checkpoint stands on."""
         return {ref for refs in self.references.values() if not isinstance(refs, str) for ref in refs}
 
     @property
     def unclaimed(self) -> list[StoredBlock]:
-        """Those that were scanned, and that no checkpoint stands on; none where that is not known of one of them."""
+        """The scanned blocks that no checkpoint stands on; none where a checkpoint's blocks are not known."""
         if self.damaged:
             return []
         keys = {ref.key for ref in self.claimed}
@@ -56,7 +56,7 @@ class BlockSurvey:
 
     @property
     def damaged(self) -> dict[int, str]:
-        """By checkpoint, why nothing can be restored from it."""
+        """Why nothing can be restored from a checkpoint, by its number."""
         return {checkpoint: why for checkpoint, why in self.references.items() if isinstance(why, str)}
 
 
@@ -75,7 +75,7 @@ def survey(storages: Storages, history: History, *, deep: bool) -> BlockSurvey:
 
 
 def standing(storages: Storages, history: History) -> dict[int, frozenset[BlockRef] | str]:
-    """By retained checkpoint, the blocks that it stands on, or why that is not known."""
+    """The blocks that each retained checkpoint stands on, or why that is not known."""
     return {
         each.checkpoint: _looked(each.storage, history, partial(references_or_why, each, storages.of(each.storage)))
         for each in history.retained
@@ -83,7 +83,7 @@ def standing(storages: Storages, history: History) -> dict[int, frozenset[BlockR
 
 
 def _looked(storage: str, history: History, look: Callable[[], R]) -> R | str:
-    """What *look* finds; or why nothing: the pipeline has left the *storage*, or a block is refused."""
+    """The answer of *look*; or why there is none: the pipeline has left the *storage*, or a block is refused."""
     try:
         return look()
     except (StorageUnavailable, ConfigError) as error:

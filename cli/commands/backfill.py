@@ -23,7 +23,7 @@ from exactlyonce.cli.spark_arguments import (
     executors,
     leading_options,
 )
-from exactlyonce.engines.options import Restoration, RunOptions
+from exactlyonce.engines.options import CHUNK_RECORDS, Restoration, RunOptions
 from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def _arguments(parser: Parser) -> None:
         "--chunk-records",
         metavar="N",
         type=int,
-        default=5_000_000,
-        help="what one checkpoint reads at most (default: 5000000)",
+        default=CHUNK_RECORDS,
+        help=f"what one checkpoint reads at most (default: {CHUNK_RECORDS})",
     )
     add_spark(parser)
     dropped = declared(RunOptions)["allow_dropped_fields"]
@@ -125,7 +125,7 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
 
 
 def _handler(stopping: threading.Event, progress: LineOfProgress) -> Callable[[int, FrameType | None], None]:
-    """What a signal does: the first one asks for an end after the present checkpoint, the second one breaks it off."""
+    """A handler of signals: the first asks for an end after the present checkpoint, the second breaks it off."""
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stopping.is_set():
@@ -164,7 +164,7 @@ def _sum_up(args: argparse.Namespace, name: str, summary: Summary, elapsed_s: fl
 
 
 def _skipped(summary: Summary) -> str:
-    """What is said of the records that were skipped, if there are any."""
+    """A clause on the records that were skipped, if there are any."""
     if not summary.skipped:
         return ""
     places = [

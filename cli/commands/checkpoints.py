@@ -126,7 +126,7 @@ def _row(checkpoint: CheckpointView) -> text.Row:
 
 
 def _details(checkpoint: CheckpointView, indent: str, width: int) -> Iterator[str]:
-    """What it committed, and Sn of each source."""
+    """Its committables, and Sn of each source."""
     manifest = checkpoint.manifest
     labels = {"damage": checkpoint.damage} if checkpoint.damage else {}
     fates = ", ".join(f"{count} {fate}" for fate, count in sorted(checkpoint.fates.items()))

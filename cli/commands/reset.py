@@ -92,7 +92,7 @@ def _show(traces: Traces, bootstrap_servers: str) -> None:
 
 
 def going(traces: Traces) -> Iterator[tuple[str, str]]:
-    """What a reset takes away, with labels."""
+    """The parts that a reset takes away, with labels."""
     history = traces.history
     if traces.topic:
         numbers = ", ".join(str(manifest.checkpoint) for manifest in history.retained) if history else ""
@@ -115,7 +115,7 @@ def going(traces: Traces) -> Iterator[tuple[str, str]]:
 
 
 def staying(traces: Traces) -> Iterator[tuple[str, str]]:
-    """What a reset leaves, with labels."""
+    """The parts that a reset leaves, with labels."""
     yield "input", ", ".join(traces.inputs()) or "all topics"
     sinks = traces.stores()
     if traces.outputs() or not sinks:

@@ -100,7 +100,7 @@ def restart(text: str) -> dict[str, int | str]:
 
 
 def settings_given(args: argparse.Namespace) -> dict[str, Any]:
-    """What the engine is told, by the names that `Pipeline.run` has for it; None: not given."""
+    """The options as `Pipeline.run` takes them; None: not given."""
     return given(args, RunOptions, Restoration, CheckpointSettings, StateSettings)
 
 

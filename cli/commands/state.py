@@ -42,7 +42,7 @@ A key is written as it is, or in JSON: 7 finds the number and the text, '["ann",
 tuple.
 """
 _LINES = 1_000
-"""Of a table, if no limit was given: whoever wants it all takes lines of JSON."""
+"""The most keys of a table, if no limit was given: lines of JSON have them all."""
 
 
 def add(commands: Commands) -> None:

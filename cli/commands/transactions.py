@@ -221,7 +221,7 @@ def _now_ms() -> int:
 
 
 def as_json(output: WaitingOutput, now_ms: int) -> dict[str, Any]:
-    """What waits, for machines."""
+    """Output that waits, for machines."""
     from exactlyonce.engines.ending.waiting import TRANSACTION
 
     return {

@@ -27,7 +27,7 @@ from exactlyonce.engines.bounded.stages import refuse_loops
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Executors, Submit, in_process
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
 from exactlyonce.engines.performer import beside
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import plan
@@ -42,8 +42,6 @@ from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import checkpoint_topic, setting
 
-CHUNK_RECORDS = 5_000_000
-"""What one checkpoint reads at most: some minutes of work, and of open transactions some seconds."""
 FOLLOW_PAUSE_S = 1.0
 
 

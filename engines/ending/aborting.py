@@ -40,12 +40,12 @@ SETTLED_POLL_S = 0.05
 
 
 class Aborted(NamedTuple):
-    """What was ended, and what was left."""
+    """The output that was aborted, and that was left."""
 
     aborted: list[WaitingOutput]
     left: list[WaitingOutput]
     unasked: dict[str, str]
-    """By sink, why its store was not asked."""
+    """Why a store was not asked, by sink."""
 
 
 def require_undecided(waiting: Sequence[WaitingOutput], names: Collection[str]) -> None:

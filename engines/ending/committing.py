@@ -63,12 +63,12 @@ def unfinished(traces: Traces, graph: LogicalGraph | None) -> Manifest | None:
 
 
 class Finished(NamedTuple):
-    """What was brought to its end."""
+    """The checkpoint that was finished."""
 
     checkpoint: int | None
     """None: there was nothing left, once nobody else could finish it."""
     fates: dict[str, str]
-    """Of each committable, by name."""
+    """The fate of each committable, by name."""
 
 
 def finish(

@@ -47,7 +47,7 @@ class WaitingOutput:
     kind: str
     """`TRANSACTION`, or the `StoreCommittable.kind`."""
     state: str
-    """Of a transaction as the broker names it, or "gone"; in a store "waits", "applied" or "unknown"."""
+    """A transaction's state as the broker names it, or "gone"; in a store "waits", "applied" or "unknown"."""
     sink: str
     subtask: int
     incarnation: int | None = None
@@ -65,9 +65,9 @@ class WaitingOutput:
     epoch: int | None = None
     places: tuple[InPartition, ...] = ()
     where: str = ""
-    """What waits where, unless that is Kafka."""
+    """A description of the place, unless that is Kafka."""
     next: str = ""
-    """What becomes of it."""
+    """A sentence on what becomes of it."""
     holds: bool = True
     """Whether it holds readers back, or locks in a store, while it waits: only that can be aborted."""
 
@@ -96,7 +96,7 @@ def open_ids(transactions: Transactions, pipeline: str) -> list[ListedTransactio
 def find_transactions(
     transactions: Transactions, listed: Sequence[ListedTransaction], history: History | None
 ) -> list[WaitingOutput]:
-    """Those of *listed*, and what is decided in *history* and not finalized."""
+    """The transactions of *listed*, and those that are decided in *history* and not finalized."""
     decided = _decided(history) if history is not None else {}
     unfinalized = unfinalized_committables(history) if history is not None else {}
     names = sorted({*(each.transactional_id for each in listed), *unfinalized})
@@ -113,7 +113,7 @@ def find_transactions(
 
 
 def unfinalized_committables(history: History) -> dict[str, Committable]:
-    """By transactional id, what the checkpoint that is decided and not finalized names, and its repairs."""
+    """The committables of the checkpoint that is decided and not finalized, with its repairs, by transactional id."""
     manifest = history.unfinalized
     named = _committables(history, manifest) if manifest is not None else ()
     return {each.transactional_id: each for each in named if each.records}
@@ -181,23 +181,23 @@ def _decided(history: History) -> Mapping[tuple[str, int, int], tuple[int, Commi
 
 
 def _committables(history: History, manifest: Manifest) -> Iterable[Committable]:
-    """Those of *manifest*, and what repairs have put in their place."""
+    """The committables of *manifest*, and what repairs have put in their place."""
     return [*manifest.committables, *(each.committable for each in history.repairs_of(manifest.checkpoint))]
 
 
 @dataclass
 class StagedOutput:
-    """What the stores of a pipeline show, and what waits for them."""
+    """The output that waits for the stores of a pipeline, and what they show."""
 
     waiting: list[WaitingOutput] = field(default_factory=list)
     views: dict[str, StoreView] = field(default_factory=dict)
-    """By sink, what its store showed."""
+    """The answers of the stores, by sink."""
     kinds: dict[str, str] = field(default_factory=dict)
-    """By sink that stages, the `StoreCommittable.kind` that it sets aside."""
+    """The `StoreCommittable.kind` that a sink sets aside, by sink."""
     holding: set[str] = field(default_factory=set)
     """The sinks whose stores hold something, as locks, for what waits there."""
     unasked: dict[str, str] = field(default_factory=dict)
-    """By sink, why its store was not asked, or did not answer, or why what waits for it is not known whole."""
+    """Why a store was not asked, or did not answer, or why what waits for it is not known whole, by sink."""
     failed: set[str] = field(default_factory=set)
     """The sinks of `unasked` whose stores were asked, and refused or did not answer."""
 
@@ -218,7 +218,7 @@ class StagedOutput:
                 self.views[sink] = view
 
     def undecided(self, sink: str, history: History) -> Iterator[WaitingOutput]:
-        """What waits in a store, and no decision names."""
+        """Output that waits in a store, and that no decision names."""
         staged = history.unfinalized.staged if history.unfinalized else ()
         decided = [committable for committable in staged if committable.sink == sink]
         # A sink that is not exactly once sets nothing aside for a decision.

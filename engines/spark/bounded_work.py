@@ -13,10 +13,11 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
-from exactlyonce.engines.bounded.catch_up import CHUNK_RECORDS, CatchUp, CatchUpProgress, Summary
+from exactlyonce.engines.bounded.catch_up import CatchUp, CatchUpProgress, Summary
 from exactlyonce.engines.bounded.replay.reproduce import Replay, Replayed
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
+from exactlyonce.engines.options import CHUNK_RECORDS
 from exactlyonce.engines.spark.submit import executors_of
 from exactlyonce.pipeline.loading import Loaded, importable, load
 from exactlyonce.pipeline.stream import Pipeline

@@ -43,7 +43,7 @@ def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
 
 
 def _damaged_blocks(storages: Storages, found: BlockSurvey, history: History) -> dict[BlockRef, str]:
-    """Those that nothing can be restored from, and why."""
+    """The blocks that nothing can be restored from, and why."""
     damaged = dict[BlockRef, str]()
     for storage in history.storages:
         needed = (found.references[each.checkpoint] for each in history.retained if each.storage == storage)

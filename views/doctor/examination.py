@@ -32,7 +32,7 @@ TIMEOUT_MS = 10_000
 
 
 def traces_of(config: ClientConfig, name: str, graph: LogicalGraph | None) -> Traces:
-    """What there is of the pipeline; of one whose module was named there may be nothing yet."""
+    """The traces of the pipeline; there may be none yet where its module was named."""
     try:
         return found_traces.find(config, name)
     except TopicError:
@@ -81,7 +81,7 @@ def examine(
 
 
 def topic_facts(questions: Questions, topics: Iterable[str], findings: Findings) -> dict[str, TopicFacts | None]:
-    """What there is of each of *topics*; None: there is none. One about which no answer came is left out."""
+    """The facts of each topic; None: there is no such topic. A topic about which no answer came is left out."""
     facts: dict[str, TopicFacts | None] = {}
     for topic in topics:
         with findings.checking(f"topic {topic}"):

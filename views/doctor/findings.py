@@ -24,18 +24,18 @@ class Diagnosis:
     about: str
     """The kind of check, in a word."""
     what: str
-    """What is wrong, as a sentence without its full stop."""
+    """The fault, as a sentence without its full stop."""
     whose: str = ""
     """Who has to do something about it, or whose transaction it is; empty: that is plain from `what`."""
     do: str
-    """What to do."""
+    """The remedy."""
     run: tuple[str, ...] = ()
     """Commands that do it, or begin it."""
     level: str = PROBLEM
 
 
 class Unchecked(NamedTuple):
-    """What was not looked at, or not whole."""
+    """A check that was not made, or not whole."""
 
     what: str
     why: str
@@ -50,7 +50,7 @@ class Findings:
     diagnoses: list[Diagnosis] = field(default_factory=list)
     unchecked: list[Unchecked] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
-    """What was looked at."""
+    """The checks that were made."""
 
     @property
     def problems(self) -> int:

@@ -15,7 +15,7 @@ from exactlyonce.views.doctor.questions import TopicFacts
 from exactlyonce.views.doctor.subject import Subject
 
 SOON_SHARE = 4
-"""What is not read in three fourths of the retention time may be taken soon."""
+"""Retention may soon take a record that was not read in three fourths of the retention time."""
 
 
 def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFacts | None], findings: Findings) -> None:

@@ -31,11 +31,11 @@ class TopicFacts:
     name: str
     topic_id: str
     replicas: tuple[int, ...]
-    """By partition, how many there are to be."""
+    """How many there are to be, by partition."""
     in_sync: tuple[int, ...]
-    """By partition, how many of them are in sync."""
+    """How many of them are in sync, by partition."""
     operations: frozenset[str] | None
-    """What we may do; None: the broker does not say."""
+    """Operations that we may do; None: the broker does not say."""
 
     @property
     def visible(self) -> bool:
@@ -44,7 +44,7 @@ class TopicFacts:
 
 
 class Questions:
-    """For one thread at a time. Each raises `BrokerUnavailable` where it has no answer after ten seconds."""
+    """Each question raises `BrokerUnavailable` where it has no answer after ten seconds. One thread at a time."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._wire = Wire(config, timeout_ms=TIMEOUT_MS)
@@ -54,7 +54,7 @@ class Questions:
         return self._wire.retrying(lambda: self._topic(name), f"Asking for topic {name}")
 
     def group_operations(self, group: str) -> frozenset[str] | None:
-        """What we may do with a consumer group; None: there is none yet, or the broker does not say."""
+        """Operations that we may do with a consumer group; None: there is none yet, or the broker does not say."""
         return self._wire.retrying(lambda: self._group(group), f"Asking for group {group}")
 
     def close(self) -> None:

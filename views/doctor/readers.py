@@ -18,12 +18,12 @@ from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
 from exactlyonce.views.doctor.subject import Subject
 
 COMPLETE = ("CompleteCommit", "CompleteAbort", "Empty", "Dead")
-"""What an id shows whose transaction is over: nothing of it is open any more, or its markers were lost."""
+"""States of an id whose transaction is over: nothing of it is open any more, or its markers were lost."""
 
 
 @dataclass
 class _Held:
-    """What one producer holds back."""
+    """The partitions that one producer holds back."""
 
     producer: ProducerState
     """Where it stands first."""
@@ -42,14 +42,14 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Owner:
-    """Whose a transaction is."""
+    """The owner of a transaction."""
 
     name: str | None
     """The transactional id; None: the brokers tell us of none."""
     state: TransactionState | None
 
     def open_ms(self, producer: ProducerState, now_ms: int) -> int:
-        """For how long it has been open, or at least without a word."""
+        """How long it has been open, or at least silent."""
         began_ms = (
             self.state.start_time_ms if self.state and self.state.start_time_ms > 0 else producer.last_timestamp_ms
         )
@@ -65,7 +65,7 @@ class _Owner:
 
 @dataclass
 class ReadersCheck:
-    """Of *subject*; transactions of others that are open for less than *older_than_ms* are no problem."""
+    """The check of *subject*; foreign transactions that are open for less than *older_than_ms* are no problem."""
 
     subject: Subject
     topics: Topics

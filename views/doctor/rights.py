@@ -24,12 +24,12 @@ OF_TRANSACTIONS = ("Write",)
 OF_GROUP = ("Read",)
 OF_CLUSTER = ("DescribeConfigs",)
 NOBODYS = "doctor"
-"""Behind the prefix: no sink's id is like that, and no coordinator's."""
+"""Follows the prefix: no sink's id is like that, and no coordinator's."""
 
 
 @dataclass
 class RightsCheck:
-    """Of *subject*; *facts* are what there is of its topics."""
+    """The check of *subject*; *facts* are those of its topics."""
 
     subject: Subject
     questions: Questions

@@ -16,12 +16,12 @@ from exactlyonce.views.doctor.questions import TopicFacts
 from exactlyonce.views.doctor.subject import Subject
 
 MESSAGE_BYTES_MAX = 1_000_000
-"""What a producer of librdkafka sends at most in one record, unless told otherwise."""
+"""The largest record that a producer of librdkafka sends, unless told otherwise."""
 
 
 @dataclass
 class SettingsCheck:
-    """Of *subject*; *facts* are what there is of its topics."""
+    """The check of *subject*; *facts* are those of its topics."""
 
     subject: Subject
     topics: Topics
@@ -88,7 +88,7 @@ class SettingsCheck:
             self._fix(facts, "does not keep the times of its sink", [AtOdds(TIMESTAMP_TYPE, "CreateTime", shown)])
 
     def _output(self, facts: TopicFacts, found: Mapping[str, str | None]) -> list[AtOdds]:
-        """What keeps records from being written, or a lost broker from being no loss."""
+        """Settings that refuse records, or that let a lost broker be a loss."""
         wrong = []
         replicas, in_sync = min(facts.replicas), int(found.get("min.insync.replicas") or 1)
         needed = min_insync_needed(replicas)

@@ -56,7 +56,7 @@ def finalized(history: History) -> Manifest | None:
 
 
 def _left(subject: Subject, findings: Findings) -> None:
-    """What holds locks in a store though nobody decides on it any more."""
+    """Tell of prepared transactions that hold locks in a store though nobody decides on them any more."""
     for each in subject.staged.waiting:
         if each.holds and not each.is_decided:
             findings.add(

@@ -28,9 +28,9 @@ class Subject:
     """As the run has them, as far as they were given."""
     now_ms: int
     waiting: list[WaitingOutput] | None
-    """What waits in Kafka; None: the brokers have not told."""
+    """Output that waits in Kafka; None: the brokers have not told."""
     staged: StagedOutput
-    """What waits for stores, and what they show."""
+    """Output that waits for stores, and what they show."""
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class Subject:
 
     @property
     def history(self) -> History | None:
-        """What it has decided, as it was when the examination began."""
+        """Its decisions when the examination began."""
         return self.traces.history
 
     @cached_property
