@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaException
 
-from exactlyonce.pipeline.errors import require
 from exactlyonce.sinks.kafka.producers import Pending, SinkProducer
 from exactlyonce.sinks.kafka.producing import ProducingWriter
 from exactlyonce.sinks.writer import FlushedInterval, WriterContext
@@ -60,18 +59,8 @@ class PlainWriter(ProducingWriter):
         self._draining, self._unflushed = checkpoint, 0
         self._flushing = self.producers.flush(self._made)
 
-    def _drain(self, wait_s: float) -> bool:
-        flushing = self._flushing
-        if flushing is None:
-            return False
-        if wait_s:
-            self.producers.wait(flushing, wait_s)
-        if not flushing.done() or self._error:  # an error is told before the flush that met it is done
-            return False
-        require(flushing.result() == 0, "nothing is outstanding after a flush")
-        self._flushing = None
+    def _drained(self) -> None:
         self._flushed[self._draining] = FlushedInterval()
-        return True
 
 
 def open_writer(topic: str, context: WriterContext) -> PlainWriter:

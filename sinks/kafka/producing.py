@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.pipeline.departures import Departures
-from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError
+from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError, require
 from exactlyonce.sinks.kafka.producers import Pending, Producers, SinkProducer, failure, too_large, why
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import IntervalWriter, SinkFailed
@@ -83,8 +83,22 @@ class ProducingWriter(IntervalWriter, ABC):
         """All that belongs to *checkpoint* was produced: begin to flush it."""
 
     @abstractmethod
+    def _drained(self) -> None:
+        """The flush that `_cut` began is done: tell the interval."""
+
     def _drain(self, wait_s: float) -> bool:
         """Whether a flush that was under way is done."""
+        flushing = self._flushing
+        if flushing is None:
+            return False
+        if wait_s:
+            self.producers.wait(flushing, wait_s)
+        if not flushing.done() or self._error:  # an error is told before the flush that met it is done
+            return False
+        require(flushing.result() == 0, "nothing is outstanding after a flush")
+        self._flushing = None
+        self._drained()
+        return True
 
     def _failed(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed, of_times: bool = False) -> None:
         if of_times and self._times_ms is not None:
