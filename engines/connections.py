@@ -27,7 +27,7 @@ from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import Trace
-from exactlyonce.engines.performer import Performer, Replay, no_replay
+from exactlyonce.engines.performer import NO_REPLAY, Performer, Replay
 from exactlyonce.engines.processes import this_process
 from exactlyonce.engines.system_clock import SystemClock
 
@@ -83,7 +83,7 @@ class Connections:
         topic: TopicInfo,
         *,
         transaction_timeout_ms: int = 0,
-        replay: Replay = no_replay,
+        replay: Replay | str = NO_REPLAY,
         step: Callable[[str, int], None] = lambda step, checkpoint: None,
         storage: str = TOPIC,
     ) -> DecisionLog:

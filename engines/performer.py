@@ -46,11 +46,7 @@ Replay = Callable[[Manifest, Committable, str], Committable | str]
 nothing of whoever leads."""
 
 
-def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> str:
-    """The answer of an incarnation that replays nothing."""
-    return "the run was told to halt instead (--repair halt)."
-
-
+NO_REPLAY = "the run was told to halt instead (--repair halt)."
 NOTED_INTERVAL_S = 30.0
 
 
@@ -119,13 +115,14 @@ class Performer:
         log: LogRequests,
         transaction_timeout_ms: int,
         step: Callable[[str, int], None] = lambda step, checkpoint: None,
-        replay: Replay = no_replay,
+        replay: Replay | str = NO_REPLAY,
         note: Callable[[str], None] = lambda text: None,
         storage: str = TOPIC,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """*step* is told of durable records, *note* what is waited for; *storage* is where blocks are kept now; *beat*
-        is done now and then while something is written again, which may take long."""
+        """*step* is told of durable records, *note* what is waited for; *replay*, if a string, says why nothing is
+        replayed; *storage* is where blocks are kept now; *beat* is done now and then while something is written again,
+        which may take long."""
         self.config = config
         self.transactions = transactions
         self.output_log = output_log
@@ -188,7 +185,10 @@ class Performer:
                 hit("repair-copied")
                 return copied
             case ask.ReplayTransaction(manifest, lost, name):
-                replayed = beside(self._beat, lambda _: self.replay(manifest, lost, name))
+                replay = self.replay
+                if isinstance(replay, str):
+                    return replay
+                replayed = beside(self._beat, lambda _: replay(manifest, lost, name))
                 hit("repair-replayed")
                 return replayed
         return self.log(request)

@@ -40,7 +40,7 @@ from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.connections import Connections
 from exactlyonce.engines.erasing.erase import erase_condemned
 from exactlyonce.engines.options import RunOptions
-from exactlyonce.engines.performer import beside, no_replay
+from exactlyonce.engines.performer import NO_REPLAY, beside
 from exactlyonce.engines.plan import Plan, share_of
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.savepoints.fitting import Surroundings, require_readable
@@ -144,7 +144,7 @@ class PipelineConnections(Connections):
         )  # fmt: skip
         self.open_log(
             topic, transaction_timeout_ms=self.transaction_timeout_ms, step=self._step,
-            replay=no_replay if options.repair == "halt" else self._replays, storage=options.checkpoint.storage,
+            replay=NO_REPLAY if options.repair == "halt" else self._replays, storage=options.checkpoint.storage,
         )  # fmt: skip
         self._storages = self.keep(Storages(options.client, topic, stays_connected=True))
         stores = PipelineStores(self._plan.graph, NewestBlocks(self._storages, lambda: self.log.history))

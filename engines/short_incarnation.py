@@ -17,9 +17,7 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.of_stores import StagingSink
 from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.orphans import KnownBlocks
-from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
@@ -32,6 +30,7 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
 
+NO_REPLAY = "this command computes nothing again: run the pipeline, which replays the interval."
 STORE_TIMEOUT_MS = 60_000
 ALL_RETAINED = CheckpointSettings(num_retained=2**31)
 
@@ -86,7 +85,7 @@ def connected(
         topic = find_topic(config.confluent(), pipeline)
         storage = read_history(config.confluent(), pipeline).storage
         timeout_ms = connections.transactions.max_timeout_ms()
-        log = connections.open_log(topic, transaction_timeout_ms=timeout_ms, replay=_no_replay, storage=storage)
+        log = connections.open_log(topic, transaction_timeout_ms=timeout_ms, replay=NO_REPLAY, storage=storage)
         staging: Mapping[str, StagingSink] = {}
         if graph is not None:
             blocks = connections.keep(block_storage(config, topic, storage))
@@ -111,7 +110,3 @@ def connected(
         settings = msgspec.structs.replace(ALL_RETAINED, storage=storage)
         connections.lead(leader_config, KnownBlocks(settings, staging=bool(staging)))
         yield connections
-
-
-def _no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> str:
-    return "this command computes nothing again: run the pipeline, which replays the interval."

@@ -39,7 +39,7 @@ from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.spark.sink.leader_config import ATTEMPT, JobsKept, NewestKept, SinkConfig, no_replay
+from exactlyonce.engines.spark.sink.leader_config import ATTEMPT, JobsKept, NewestKept, SinkConfig
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Job, Position, rows_decided
@@ -52,6 +52,7 @@ from exactlyonce.sinks.writer import SinkFailed
 
 TOPIC_PARTITIONS, TOPIC_PARTITIONS_OF_ROWS = 2, 5
 """Of a checkpoint topic: the fewest that there may be, and where rows for a store wait in it."""
+NO_REPLAY = "a Spark job is not ours to run again."
 HEARTBEAT_FRESH_MS = 60_000
 """A driver that was fenced takes the sink back only when its successor has not been heard of for so long."""
 
@@ -111,7 +112,7 @@ class SinkDriver:
             count_partitions=self._count_partitions,
         )
         config = replace(self._config, **changes)
-        log = connections.open_log(topic, transaction_timeout_ms=config.transaction_timeout_ms, replay=no_replay)
+        log = connections.open_log(topic, transaction_timeout_ms=config.transaction_timeout_ms, replay=NO_REPLAY)
         # also where it delivers at least once: older decisions, exact ones, may name rows
         retention = NewestKept(log) if self.options.target is None else JobsKept()
         return connections.lead(config, retention)

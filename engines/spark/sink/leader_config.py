@@ -15,7 +15,6 @@ from exactlyonce.checkpoint.decision import Dropped
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
 from exactlyonce.checkpoint.orphans import KnownBlocks
-from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import encode
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SPARK_SINK, BlockRef, Incarnation, Manifest
@@ -27,11 +26,6 @@ from exactlyonce.pipeline.errors import ConfigError, InvariantViolation, StoreUn
 ATTEMPT = 1
 """Of the driver; that of the tasks' transactions is below, so that all of them are its to sweep."""
 MANIFESTS_RETAINED = 3
-
-
-def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> str:
-    """The answer of a sink when a lost transaction cannot be copied."""
-    return "a Spark job is not ours to run again."
 
 
 @dataclass(frozen=True, kw_only=True)
