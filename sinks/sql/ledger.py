@@ -60,9 +60,9 @@ class Ledger:
     def of_sink(self, pipeline: str, sink: str) -> SinkLedger:
         """All rows of the sink, as far as they are committed; waits for nobody."""
         rows = self._ask(f"SELECT subtask, checkpoint, incarnation, origin FROM {{}} {_OF_SINK}", pipeline, sink)
-        found = {int(subtask): rest for subtask, *rest in rows}
-        _, incarnation, origin = found.pop(SINK_ITSELF, (0, 0, ""))
-        checkpoints = {subtask: _position(checkpoint) for subtask, (checkpoint, *_) in found.items()}
+        by_subtask = {int(subtask): rest for subtask, *rest in rows}
+        _, incarnation, origin = by_subtask.pop(SINK_ITSELF, (0, 0, ""))
+        checkpoints = {subtask: _position(checkpoint) for subtask, (checkpoint, *_) in by_subtask.items()}
         return SinkLedger(incarnation=int(incarnation), origin=origin, checkpoints=checkpoints)
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> dict[int, int]:
@@ -84,11 +84,11 @@ class Ledger:
         if not writer:
             raise self._emptied(entry)
         lock = f"SELECT checkpoint, incarnation FROM {{}} {_ROW} FOR UPDATE"
-        found = self._ask(lock, *row)
-        if not found:  # of two who insert it at once the second waits for the first, and finds its row
+        locked = self._ask(lock, *row)
+        if not locked:  # of two who insert it at once the second waits for the first, and finds its row
             self._insert(*row, 0, entry.origin)
-            found = self._ask(lock, *row)
-        ((checkpoint, incarnation),), ((newest, origin),) = found, writer
+            locked = self._ask(lock, *row)
+        ((checkpoint, incarnation),), ((newest, origin),) = locked, writer
         newest = max(newest, incarnation)
         if not entry.is_due(checkpoint=_position(checkpoint), incarnation=newest, origin=origin):
             return False

@@ -116,8 +116,8 @@ class PreparingSqlStore(SqlStore[SinkT, TableT], PreparingStore):
         names = [str(name)] if name is not None else self._names_of(entry)
         with self._transaction_with_ledger(entry.pipeline, entry.sink):
             self._ledger().claim(entry)
-            for each in names:
-                self._on_prepared("DELETE FROM {} WHERE name = %s", each)
+            for prepared in names:
+                self._on_prepared("DELETE FROM {} WHERE name = %s", prepared)
 
     def _names_of(self, entry: LedgerEntry) -> list[str]:
         left = self.left(entry.pipeline, entry.sink)

@@ -65,6 +65,21 @@ LEDGER_OF_MYISAM = """CREATE OR REPLACE TABLE exactlyonce_ledger (pipeline VARCH
 checkpoint BIGINT, incarnation BIGINT, origin VARCHAR(9), PRIMARY KEY (pipeline, sink, subtask)) ENGINE=MyISAM"""
 
 
+@on_mariadb
+def test_a_ledger_of_an_older_version_is_read(tables: Tables) -> None:
+    """Rows that no checkpoint had written had checkpoint -1 there, and rows of subtasks no origin."""
+    store = tables.ready()
+    waiting = tables.chunks(store)
+    tables.sql("UPDATE exactlyonce_ledger SET checkpoint = -1")
+    tables.sql("INSERT INTO exactlyonce_ledger VALUES ('p', 's', 0, 5, 1, ''), ('p', 's', 1, -1, 0, '')")
+    assert store.fence("p", "s", 1, ORIGIN) == {0: 5, 1: 0}
+    assert not store.apply(waiting, entry(5))
+    assert store.apply(waiting, entry(6))
+    assert store.apply(waiting, entry(1, subtask=1))
+    assert tables.sql("SELECT subtask, checkpoint FROM exactlyonce_ledger ORDER BY 1") == [(-1, -1), (0, 6), (1, 1)]
+    assert tables.totals() == sorted([*TOTALS, *TOTALS])
+
+
 EMPTIED = "has no row of sink 's', pipeline 'p'.* the database was restored"
 GONE, DROPPED = "DELETE FROM exactlyonce_ledger", "DROP TABLE exactlyonce_ledger"
 
