@@ -103,6 +103,8 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 def _newest(history: History, args: argparse.Namespace) -> Manifest:
     """The checkpoint to export of a pipeline that does not run."""
+    from exactlyonce.engines.savepoints.retained import require_finalized
+
     latest = history.latest.checkpoint if history.latest else 0
     if not args.to or args.stop or history.latest is None:
         raise ConfigError(
@@ -110,11 +112,7 @@ def _newest(history: History, args: argparse.Namespace) -> Manifest:
             f"run goes on from checkpoint {latest}. To take one, run it and ask again; or export that checkpoint: --to "
             f"URL, without --stop."
         )
-    if history.unfinalized is not None:
-        raise ConfigError(
-            f"Checkpoint {latest} of {history.pipeline} is decided, and not all of it is known to be committed. Run "
-            f"the pipeline, or `exactlyonce transactions commit {history.pipeline}`, and ask again."
-        )
+    require_finalized(history)
     return history.latest
 
 

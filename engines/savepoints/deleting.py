@@ -12,7 +12,7 @@ from collections.abc import Callable
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import asking
-from exactlyonce.engines.savepoints.retained import require_savepoint
+from exactlyonce.engines.savepoints.retained import require_finalized, require_savepoint
 from exactlyonce.engines.short_incarnation import short_incarnation
 from exactlyonce.pipeline.errors import ConfigError
 
@@ -36,18 +36,9 @@ def delete(
 
 def _delete_alone(config: ClientConfig, history: History, checkpoint: int, note: Callable[[str], None]) -> None:
     history.halt_if_damaged()
-    _require_finalized(history)
-    with short_incarnation(config, history, None, note, require=_require_finalized) as connections:
+    require_finalized(history)
+    with short_incarnation(config, history, None, note, require=require_finalized) as connections:
         leader = connections.leader
-        _require_finalized(leader.log.history)
+        require_finalized(leader.log.history)
         connections.drive(leader.retention.recover(leader.log.history, leader.incarnation.incarnation))
         connections.drive(leader.forget_savepoint(checkpoint, ()))
-
-
-def _require_finalized(history: History) -> None:
-    if history.unfinalized is not None:
-        raise ConfigError(
-            f"Checkpoint {history.unfinalized.checkpoint} of {history.pipeline} is decided, and not all of it is known "
-            f"to be committed. Run the pipeline, or `exactlyonce transactions commit {history.pipeline}`, and ask "
-            f"again."
-        )

@@ -37,6 +37,16 @@ def require_savepoint(history: History, number: int) -> Manifest:
     return found[number]
 
 
+def require_finalized(history: History) -> None:
+    """ConfigError while not all output of the newest checkpoint is known to be committed."""
+    if history.unfinalized is not None:
+        raise ConfigError(
+            f"Checkpoint {history.unfinalized.checkpoint} of {history.pipeline} is decided, and not all of it is known "
+            f"to be committed. Run the pipeline, or `exactlyonce transactions commit {history.pipeline}`, and ask "
+            f"again."
+        )
+
+
 @contextmanager
 def unless_expired(config: ClientConfig, manifest: Manifest) -> Iterator[None]:
     """While blocks of *manifest* are read: ConfigError for those that are missing because it has expired."""
