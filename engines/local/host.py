@@ -20,9 +20,9 @@ from typing import Any
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import Succession
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local.job import Job, Lane
+from exactlyonce.engines.local.job import Failed, Heard, Job, Lane, Lost, Then
 from exactlyonce.engines.local.reporting import Report
-from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, Heard, WorkerHandle, Workers
+from exactlyonce.engines.local.workers import LOOK_INTERVAL_S, WorkerHandle, Workers
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan
@@ -30,8 +30,6 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import EndedAtOnce, ExactlyOnceError
 from exactlyonce.pipeline.loading import Reference
 
-Then = Callable[[Any], None]
-Failed = Callable[[ExactlyOnceError], None]
 FINISH_TIMEOUT_S = 30.0
 """How long workers may take to close the user's operators at a clean end, or to go on with what they still write."""
 
@@ -158,13 +156,7 @@ class LocalHost:
     def workers(self) -> Sequence[WorkerHandle]:
         return self._workers.alive
 
-    def start_workers(
-        self,
-        attempt: int,
-        manifest: Manifest,
-        heard: Callable[[WorkerHandle, Any], None],
-        lost: Callable[[str], None],
-    ) -> None:
+    def start_workers(self, attempt: int, manifest: Manifest, heard: Heard, lost: Lost) -> None:
         assert self._leader is not None
         sockets, names = self._channel_sockets()
         for worker in self._workers.spawn(sockets):
@@ -186,16 +178,14 @@ class LocalHost:
                 names[j][f"in:{edge}:{i}:{j}"] = reader.fileno()
         return sockets, names
 
-    def _receive(
-        self, worker: WorkerHandle, heard: Callable[[WorkerHandle, Any], None], lost: Callable[[str], None]
-    ) -> None:
+    def _receive(self, worker: WorkerHandle, heard: Heard, lost: Lost) -> None:
         for message in worker.connection.receive():
             heard(worker, message)
         if worker.connection.closed and worker in self._workers.alive:
             self._wake.selector.unregister(worker.connection)
             lost(worker.exit_reason(self._hurried))
 
-    def finish_workers(self, heard: Heard) -> None:
+    def finish_workers(self, heard: Callable[[object], None]) -> None:
         self._unwatch()
         self._workers.finish(FINISH_TIMEOUT_S, self._hurried, heard)
         self._workers.kill(self._hurried)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
+
 from exactlyonce.checkpoint import events
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.commits.protocol import Refuse
@@ -41,6 +43,11 @@ from exactlyonce.pipeline.errors import (
 )
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.names import setting
+
+Then = Callable[[Any], None]
+Failed = Callable[[ExactlyOnceError], None]
+Heard = Callable[["Worker", Any], None]
+Lost = Callable[[str], None]
 
 LOOK_FOR_REQUESTS_MS = 1_000
 BUSY_REST_S, REST_S = 0.05, 0.2
@@ -79,25 +86,15 @@ class AskedLeader(Protocol):
     def manifest(self) -> Manifest: ...
 
     def added_for(self, subtask: int) -> dict[str, dict[int, int]]: ...
-
     def acknowledged(self, ack: events.Ack) -> None: ...
-
     def begin_attempt(self, attempt: int) -> Any: ...
-
     def describe(self, transactional_id: str) -> Any: ...
-
     def count_acknowledged(self) -> Any: ...
-
     def decide(self, plan: events.PendingCheckpoint, pinned: Iterable[int], acknowledged_s: float) -> Any: ...
-
     def publish_offsets(self) -> Any: ...
-
     def forget_savepoint(self, checkpoint: int, pinned: Iterable[int]) -> Any: ...
-
     def look_for_requests(self) -> Any: ...
-
     def upkeep(self) -> Any: ...
-
     def conclude(self, cancelled: str) -> Any: ...
 
 
@@ -118,13 +115,7 @@ class Host(Protocol):
     def open(self) -> Any:
         """Called on the broker's lane, first: the `AskedLeader`, once it has recovered."""
 
-    def ask(
-        self,
-        lane: Lane,
-        call: Callable[[], Any],
-        then: Callable[[Any], None],
-        failed: Callable[[ExactlyOnceError], None],
-    ) -> None:
+    def ask(self, lane: Lane, call: Callable[[], Any], then: Then, failed: Failed) -> None:
         """Make *call* on *lane*; later, in a turn of the job, *then* gets its answer, or *failed* the error. An error
         of any other kind is a defect, and is raised in that turn."""
 
@@ -134,9 +125,7 @@ class Host(Protocol):
     def post(self, action: Callable[[], None]) -> None:
         """Have *action* called in a turn of the job. From any thread or a signal handler."""
 
-    def start_workers(
-        self, attempt: int, manifest: Manifest, heard: Callable[[Worker, Any], None], lost: Callable[[str], None]
-    ) -> None:
+    def start_workers(self, attempt: int, manifest: Manifest, heard: Heard, lost: Lost) -> None:
         """Start the workers of *attempt*, which restore *manifest*. *heard* gets all that one says, *lost* how one has
         ended that was not killed."""
 
@@ -159,14 +148,6 @@ class Attempt:
     ready: set[int] = field(default_factory=set)
     finished: set[tuple[str, int]] = field(default_factory=set)
     """The subtasks of sources that have reached their targets."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How an incarnation ended: with *error*, or cleanly after *manifest*."""
-
-    manifest: Manifest | None
-    error: ExactlyOnceError | None = None
 
 
 class Agenda:
@@ -206,7 +187,8 @@ class Job:
         )
         self.end: events.End | None = None
         """Set once no more is done than to conclude."""
-        self.outcome: Outcome | None = None
+        self.outcome: events.End | None = None
+        """Set once it is over: `end`, and the error to tell of it."""
         self._concluding = False
         self._leader: AskedLeader | None = None
         self._sources = {(t.name, i) for t in plan.tasks if t.sources for i in every}
@@ -255,7 +237,7 @@ class Job:
         due_s = (self.core.wake_ms - self.host.clock.monotonic_ms()) / 1000
         return min(REST_S, due_s) if due_s > 0 and self.core.state is JobState.RUNNING else BUSY_REST_S
 
-    def _ask(self, lane: Lane, call: Callable[[], Any], then: Callable[[Any], None] = lambda _: None) -> None:
+    def _ask(self, lane: Lane, call: Callable[[], Any], then: Then = lambda _: None) -> None:
         self.host.ask(lane, call, then, lambda error: self._end_with(events.End(None, error)))
 
     def _feed(self, event: events.Event) -> None:
@@ -442,7 +424,7 @@ class Job:
     def _over(self, error: ExactlyOnceError | None) -> None:
         if self.outcome is None:
             assert self.end is not None
-            self.outcome = Outcome(self.end.manifest, error)
+            self.outcome = msgspec.structs.replace(self.end, error=error)
 
     def _last_words(self, message: object) -> None:
         """Of a worker that was told to end."""

@@ -173,7 +173,7 @@ class SinkProducer(Produced):
         return self.world.faults.fails_delivery()
 
     def muted_ms(self, batch: list[tuple[Any, Any]]) -> int:
-        return self.world.load.muted_ms(self.process.index, batch) if self.world.load else 0
+        return self.world.load.muted_ms(self.process.subtask, batch) if self.world.load else 0
 
     def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
         if self.world.load:
@@ -472,6 +472,6 @@ class SimulatedClients:
         return SimulatedProducers(self.process, topic)
 
     def pipe(self, name: str) -> Pipe:
-        end = self.process.attempt.pipes[self.process.index, name]
+        end = self.process.attempt.pipes[self.process.subtask, name]
         require(end.process is self.process, "a process has its own ends")
         return end

@@ -52,6 +52,7 @@ from exactlyonce.checkpoint.transactions.resolution import Resolution
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.blocks.names import name_of
 from exactlyonce.connectors.blocks.writer import FileBlocks
+from exactlyonce.engines.local.job import Job
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.savepoints import restoring
 from exactlyonce.pipeline.errors import StorageUnavailable
@@ -210,6 +211,46 @@ mutant(
 def _believed_markers(real: Any, committables: Any, *, commit: bool) -> Any:
     yield from real(committables, commit=commit)
     return set()
+
+
+# --- first runs -----------------------------------------------------------------------------------------------------
+
+
+@mutant("a run that finds no checkpoint notes the start anew", "there are two manifests", luck="beginnings")
+@in_place_of(Leader, "recover", unchecked(history, "Checkpoint ids only grow"))
+def _starts_anew(real: Any, self: Leader) -> Any:
+    latest = self.log.history.latest
+    if latest is not None and latest.checkpoint == 0:
+        yield from self._first_manifest()
+    return (yield from real(self))
+
+
+@mutant("a run that finds no checkpoint aborts nothing of the run before", SWEPT + "|" + OPEN, luck="beginnings")
+@in_place_of(of_transactions, "sweep")
+def _no_first_sweep(real: Any, pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
+    return (yield from real(pipeline, incarnation, attempt, **options)) if attempt else 0
+
+
+# --- the job ------------------------------------------------------------------------------------------------------
+
+
+@mutant("a job does not hand over what was acknowledged", LEFT)
+@in_place_of(Job, "_heard")
+def _not_handed_over(real: Any, self: Job, worker: Any, message: Any) -> None:
+    with patch.object(self.leader, "acknowledged", lambda ack: None):
+        real(self, worker, message)
+
+
+@mutant("a job ends before all that is committed is visible", STUCK)
+@in_place_of(Job, "_conclude")
+def _not_concluded(real: Any, self: Job, end: Any) -> None:
+    self._over(end.error)
+
+
+mutant(
+    "nothing is pinned that something in flight builds on", TOMBSTONED,
+    patch.object(Coordinator, "pinned", frozenset()), unchecked(decision_log, "A block that a manifest names"),
+)  # fmt: skip
 
 
 # --- the coordinator ------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def replayed(coordinator: SimulatedCoordinator, manifest: Manifest, lost: Commit
         left[log.task, log.subtask] = in_flight.records_by_channel(in_flight.decode(bodies))
     blocks = FetchedBlocks()
     while True:
-        replay = Replay(world.scaled(manifest.parallelism).plan, base, ranges, logs, blocks, left)
+        replay = Replay(world.planned(manifest.parallelism), base, ranges, logs, blocks, left)
         try:
             replay.run()
             break

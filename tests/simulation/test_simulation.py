@@ -96,6 +96,12 @@ def test_at_least_once_comes_again_where_streams_meet_and_nothing_is_missing() -
     assert lived(range(2), "stateless", "at least once")["worker crashed"] > 0
 
 
+def test_first_runs_end_before_their_first_checkpoint_and_begin_again() -> None:
+    seen = lived(range(4), luck="beginnings")
+    wanted = ("ended before manifest 0", "ended before its first checkpoint", "clean end")
+    assert [each for each in wanted if not seen[each]] == []
+
+
 @pytest.mark.exhaustive
 def test_what_barriers_overtake_counts_once() -> None:
     seen = lived(range(10, 20), luck="unaligned replays")
