@@ -135,6 +135,8 @@ class SimulatedCoordinator:
         self._inbox: deque[Callable[[], None]] = deque()
         self._calls: deque[tuple[Callable[[], requests.Procedure[Any]], Then, Failed]] = deque()
         """Those of the broker's lane."""
+        self._looks: deque[Steps] = deque()
+        """Those of the producers' lane."""
         self.job = WatchedJob(self)
         world.spawn(self, self._main())
         world.spawn(self, self._broker())
@@ -166,6 +168,12 @@ class SimulatedCoordinator:
             else:
                 yield self.clock.monotonic_ms() + LANE_PAUSE_MS
 
+    def _producers(self) -> Steps:
+        while self._looks:
+            yield self.clock.monotonic_ms() + LANE_PAUSE_MS
+            yield from self._looks[0]
+            self._looks.popleft()
+
     def _called(self, steps: Steps, then: Then, failed: Failed) -> Steps:
         try:
             answer = yield from steps
@@ -182,7 +190,9 @@ class SimulatedCoordinator:
             case Lane.BROKER:
                 self._calls.append((call, then, failed))
             case Lane.PRODUCERS:
-                self.world.spawn(self, self._called(call(), then, failed))
+                self._looks.append(self._called(call(), then, failed))
+                if len(self._looks) == 1:
+                    self.world.spawn(self, self._producers())
             case Lane.MAILBOX:
                 then(call())
 
