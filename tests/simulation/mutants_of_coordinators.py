@@ -206,7 +206,7 @@ mutant(
 )  # fmt: skip
 
 
-@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=58)
+@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=213)
 @in_place_of(commit, "await_markers")
 def _believed_markers(real: Any, committables: Any, *, commit: bool) -> Any:
     yield from real(committables, commit=commit)
@@ -245,12 +245,6 @@ def _not_handed_over(real: Any, self: Job, worker: Any, message: Any) -> None:
 @in_place_of(Job, "_conclude")
 def _not_concluded(real: Any, self: Job, end: Any) -> None:
     self._over(end.error)
-
-
-mutant(
-    "nothing is pinned that something in flight builds on", TOMBSTONED,
-    patch.object(Coordinator, "pinned", frozenset()), unchecked(decision_log, "A block that a manifest names"),
-)  # fmt: skip
 
 
 # --- the coordinator ------------------------------------------------------------------------------------------------
