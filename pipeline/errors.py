@@ -41,7 +41,7 @@
     ├── LocalFilesFailed        state.tiered.errors: RocksDB failed on its files; the job restarts, and reads blocks
     ├── OpenFailed              engines.runtime.assembler: a user's open() raised; the job restarts
     ├── AnotherLeads            checkpoint.succession: it is left alone for now; the run waits, and looks again
-    ├── NotAnswered             cli.asking: a run has not done what it was asked for
+    ├── NotAnswered             engines.asking: a run has not done what it was asked for
     ├── SinkFailed              sinks.writer: a sink could not write; the job restarts
     ├── StageFailed             engines.spark.submit: Spark could not finish a stage; the command is run again
     └── PeerGone                engines.local.channels: another worker is gone; the job restarts
