@@ -172,7 +172,7 @@ def _no_sweep_of_empty(real: Any, *arguments: Any, **options: Any) -> Any:
         return end.value
 
 
-@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=198)
+@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=75)
 @in_place_of(of_transactions, "sweep")
 def _unprotected(real: Any, pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
     return real(pipeline, incarnation, attempt, **{**options, "protected": ()})

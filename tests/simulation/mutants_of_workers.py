@@ -27,6 +27,7 @@ from planting import (
     unchecked,
     unfitting,
 )
+from repair import ReplayEnds
 
 from exactlyonce.checkpoint import block_storage as storage
 from exactlyonce.checkpoint import decision_log
@@ -313,10 +314,11 @@ def _sorted_log(real: Any, self: OrderRuns, *, exact: bool = True) -> Any:
 
 
 @mutant("a replay does not restore the checkpoint before", REPEATED, shape="chain", luck="replays", first=5)
-@in_place_of(Assembler, "table")
-def _replay_from_nothing(real: Any, self: Assembler, node: Any, touched: Any = None) -> Any:
-    without = msgspec.structs.replace(self.manifest, operators=())
-    return real(replace(self, manifest=without), node, touched)
+@in_place_of(Assembler, "assemble")
+def _replay_from_nothing(real: Any, self: Assembler, task: Any, ends: Any, made: Any) -> None:
+    if isinstance(ends, ReplayEnds):
+        self = replace(self, manifest=msgspec.structs.replace(self.manifest, operators=()))
+    real(self, task, ends, made)
 
 
 @mutant(

@@ -162,7 +162,7 @@ class Replay:
     def run(self) -> None:
         for task in self.plan.tasks:
             for subtask in range(self.plan.parallelism):
-                ends = _Ends(self, subtask)
+                ends = ReplayEnds(self, subtask)
                 assembler = Assembler(self.plan, subtask, self.base, self.blocks, HashMapBackend())
                 assembler.assemble(task, ends, TaskOperators(task.name, subtask))
                 lanes = ends.lanes
@@ -175,7 +175,7 @@ class Replay:
 
 
 @dataclass
-class _Ends:
+class ReplayEnds:
     """What a subtask of a replay reads and writes."""
 
     replay: Replay

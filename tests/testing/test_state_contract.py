@@ -138,7 +138,7 @@ MUTANTS = {
     "any base will do": Mutant(
         table, "require", lambda condition, why: None, "checkpoints_and_bases_only_grow", "what is it relative to?"),
     "states are not checked": Mutant(
-        StateType, "encode", lambda self, states: msgspec.msgpack.encode(states),
+        StateType, "encode", lambda self, states, **_: msgspec.msgpack.encode(states),
         "what_cannot_be_stored", "no restart could read it"),
     "blocks of its own": Mutant(
         StateType, "encode", lambda self, states, **_: ENCODE(self, states)[::-1],
