@@ -241,12 +241,6 @@ def _not_handed_over(real: Any, self: Job, worker: Any, message: Any) -> None:
         real(self, worker, message)
 
 
-@mutant("a job ends before all that is committed is visible", STUCK)
-@in_place_of(Job, "_conclude")
-def _not_concluded(real: Any, self: Job, end: Any) -> None:
-    self._over(end.error)
-
-
 # --- the coordinator ------------------------------------------------------------------------------------------------
 
 
