@@ -349,7 +349,7 @@ def _left_open(real: Any, self: Any, request: str) -> Any:
 
 @mutant(
     "a cancelled run does not finish what is decided",
-    r"checkpoint \d+ is condemned before it is known to be committed", luck="cancelled and deleted", first=193,
+    r"checkpoint \d+ is condemned before it is known to be committed", luck="cancelled and deleted", first=86,
 )  # fmt: skip
 @in_place_of(Coordinator, "_restart")
 def _unfinished(real: Any, self: Any, reason: str, now_ms: int, *, unfinished: bool = False) -> Any:
