@@ -1,4 +1,4 @@
-"""What runs one subtask in every engine, without a thread, client or clock of its own.
+"""The runtime of one subtask, whoever runs it, without a thread, client or clock of its own.
 
-May import what lies directly in `engines`.
+Of the engines it may import `engines.plan` alone; all others may import it.
 """

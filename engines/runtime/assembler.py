@@ -179,11 +179,11 @@ class Assembler:
             sent = ends.send(edge, BatchCodec(graph.type_of(Input(edge.producer))))
             made.by_id[edge.producer].downstream.append(sent)
         for back in self.plan.feedback:
-            codec = BatchCodec(graph.node(back.loop).type)
+            type_ = graph.node(back.loop).type
             if back.loop in ids:
-                ends.come_round(back, codec, made.by_id[back.loop])
+                ends.come_round(back, BatchCodec(type_), made.by_id[back.loop])
             if back.producer in ids:
-                ops.listeners(made.by_id[back.producer], back.output).append(ends.feed(back, codec))
+                ops.listeners(made.by_id[back.producer], back.output).append(ends.feed(back, BatchCodec(type_)))
         self._restore(ids, ends, made)
 
     def _operator(self, node: Node, ends: Ends, made: TaskOperators) -> Push:
@@ -245,6 +245,8 @@ class Assembler:
 
     def _restore(self, ids: Collection[str], ends: Ends, made: TaskOperators) -> None:
         """Hand over in-flight records of edges into the task, at whatever parallelism they were sent."""
+        if not self.in_flight:
+            return
         graph = self.plan.graph
         edges = {
             ShuffleEdge(each.key_by, each.stateful).name: RestoredEdge(
