@@ -93,7 +93,7 @@ def _sink(folder: Path, records: Sequence[Order]) -> None:
         writer.poll(0.01)
     assert flushed.staged is not None
     for committable in in_order([flushed.staged.committable], {}, {}):
-        committer.commit(committable, 1, "topic")
+        committer.commit([committable], 1, "topic")
     writer.abandon()
     committer.close()
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
-from exactlyonce.checkpoint.store.client import connect
+from exactlyonce.connectors.kafka.client import connect
 from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.options import parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job

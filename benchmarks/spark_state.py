@@ -23,7 +23,7 @@ from spark_backfill import Quiet
 
 from exactlyonce.checkpoint.records.encoding import Block, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
-from exactlyonce.checkpoint.store.blocks import BlockReader
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.bounded.submit import in_process

@@ -363,7 +363,8 @@ class Coordinator:
             return [Note(f"{reason}; aborted, {carried}, which waits for room on a worker's disk")]
         # Asked behind the abort: a stop that only waits for its savepoint ends nothing now.
         savepoint, ends = any(plan.requests for plan in late), self._final and any(plan.final for plan in late)
-        longer = f". A savepoint holds all state, and overtakes nothing: if it needs longer, raise {setting('timeout')}"
+        timeout = setting("checkpoint_timeout")
+        longer = f". A savepoint holds all state, and overtakes nothing: if it needs longer, raise {timeout}"
         hint = longer if savepoint else ""
         failure = Failed(reason, counts=ends or not savepoint)
         self._failed_in_row += len(late)

@@ -22,7 +22,7 @@ from exactlyonce.checkpoint.commits.protocol import CommitProtocol, Refuse
 from exactlyonce.checkpoint.decision import Decided, Dropped, Expire, Unresolved, decide, finalize, finish
 from exactlyonce.checkpoint.decision_log import DecisionLog, fenced
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
-from exactlyonce.checkpoint.led import Led, Retention
+from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
 from exactlyonce.checkpoint.records.committable import coordinator_id, erased_incarnation, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
@@ -73,31 +73,30 @@ class _Arrived:
 
 
 class Leader:
-    """Leads *led*; see the module. *note* is told what a person should know."""
+    """Leads the pipeline of *config*; see the module. *note* is told what a person should know."""
 
     def __init__(
-        self, led: Led, log: DecisionLog, retention: Retention, clock: Clock, note: Callable[[str], None]
+        self, config: LeaderConfig, log: DecisionLog, retention: Retention, clock: Clock, note: Callable[[str], None]
     ) -> None:
-        self.led, self.log, self.retention = led, log, retention
-        self.attempt = led.attempt
+        self.config, self.log, self.retention = config, log, retention
+        self.attempt = config.attempt
         self._clock, self._note = clock, note
         self._watched_ms = self._beaten_ms = clock.monotonic_ms()
         self._arrived = _Arrived()
         self.transactions = TransactionCommits(
-            pipeline=led.pipeline,
-            cluster_id=led.cluster_id,
-            transaction_version=led.transaction_version,
-            transaction_timeout_ms=led.transaction_timeout_ms,
-            attempt=led.attempt,
+            pipeline=config.pipeline,
+            cluster_id=config.cluster_id,
+            transaction_version=config.transaction_version,
+            transaction_timeout_ms=config.transaction_timeout_ms,
+            attempt=config.attempt,
         )
         self._stores = StagedCommits(
             clock=clock,
-            descriptions=led.staging,
-            ledgers=led.ledgers,
-            timeout_ms=led.store_timeout_ms,
+            sinks=config.staging,
+            timeout_ms=config.store_timeout_ms,
             note=note,
             meanwhile=self._keep_alive,
-            attempt=led.attempt,
+            attempt=config.attempt,
         )
         self._protocols: tuple[CommitProtocol, ...] = (self.transactions, self._stores)
         """Those that cannot wait come first."""
@@ -123,16 +122,16 @@ class Leader:
     def begin(self) -> Procedure[History]:
         """Fence every older incarnation, read what they decided, refuse what is damaged, and write the first record."""
         history = yield from self.open()
-        listed = yield ListTransactions(transaction_prefix(self.led.pipeline))
+        listed = yield ListTransactions(transaction_prefix(self.config.pipeline))
         newest = incarnation_latest(listed)
-        erased = max((erased_incarnation(self.led.pipeline, each.transactional_id) for each in listed), default=0)
+        erased = max((erased_incarnation(self.config.pipeline, each.transactional_id) for each in listed), default=0)
         if newest > erased and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
         yield CreateOutputs(history.latest)
-        led = self.led
+        config = self.config
         above = max(newest, erased)
         begun = yield from self.log.begin(
-            led.host, led.process, above, machine=led.machine, bounded=led.bounded, storage=led.storage
+            config.host, config.process, above, machine=config.machine, bounded=config.bounded, storage=config.storage
         )
         self._begun(begun)
         yield Reached("coordinator-opened")
@@ -145,8 +144,8 @@ class Leader:
         """
         now: History | None = yield from self.log.peek()
         if now is None or now.incarnation_latest:
-            raise fenced(self.led.pipeline, 0, now.newest_incarnation if now else None)
-        raise Halt(self.led.topic_lost(self.log.topic.name, incarnation))
+            raise fenced(self.config.pipeline, 0, now.newest_incarnation if now else None)
+        raise Halt(self.config.topic_lost(self.log.topic.name, incarnation))
 
     def resume(self, incarnation: int) -> None:
         """Go on with *incarnation*, which another process of it has begun, once this one has called `open`."""
@@ -154,18 +153,18 @@ class Leader:
 
     def _begun(self, incarnation: Incarnation) -> None:
         for each in self._protocols:
-            each.begin(incarnation, self.led.fenced_below(incarnation), self.log.topic.topic_id)
+            each.begin(incarnation, self.config.fenced_below(incarnation), self.log.topic.topic_id)
 
     def open(self) -> Procedure[History]:
         """Fence every other process that writes decisions, and read what is decided; refuse what is damaged."""
         topic = self.log.topic
         yield from settle(
-            coordinator_id(self.led.pipeline), [(topic.name, partition) for partition in range(topic.partitions)]
+            coordinator_id(self.config.pipeline), [(topic.name, partition) for partition in range(topic.partitions)]
         )
         history = yield from self.log.open()
         history.halt_if_damaged()
-        self.led.require_not_condemned(history)
-        self.led.require_same_storage(history.latest)
+        self.config.require_not_condemned(history)
+        self.config.require_same_storage(history.latest)
         return history
 
     # --- recovery -----------------------------------------------------------------------------------------------
@@ -174,7 +173,7 @@ class Leader:
         """Finish what older incarnations decided, abort what they did not, and find where to start."""
         latest, unfinalized = self.log.history.latest, self.log.history.unfinalized
         yield from self._fence()
-        restores = self.led.goes_on_from_savepoint(latest)
+        restores = self.config.goes_on_from_savepoint(latest)
         if latest is None and not restores:
             yield from self._first_manifest()
         elif latest is not None and not restores:
@@ -211,7 +210,7 @@ class Leader:
             self._note(f"damaged in {self.log.topic.name}, but nothing newer is: {what}: {why}")
         latest, unfinalized = history.latest, history.unfinalized
         finalized = latest if unfinalized is None else history.manifests.get(unfinalized.previous)
-        if self.led.staging and unfinalized is not None:
+        if self.config.staging and unfinalized is not None:
             for each in self._protocols:
                 yield from each.hasten(unfinalized, history.repairs_of(unfinalized.checkpoint))
         for each in self._protocols:
@@ -271,7 +270,7 @@ class Leader:
                 self.incarnation.incarnation,
                 self._clock.now_ms(),
                 expire,
-                accept_loss=self.led.accept_loss == manifest.checkpoint,
+                accept_loss=self.config.accept_loss == manifest.checkpoint,
             )
         )
         for name, fate in fates.items():
@@ -420,10 +419,10 @@ class Leader:
         return arrived
 
     def _manifest(self, plan: PendingCheckpoint, outputs: Outputs, kind: str = "") -> Manifest:
-        led, now_ms, sizes = self.led, self._clock.now_ms(), self._arrived.bytes
+        config, now_ms, sizes = self.config, self._clock.now_ms(), self._arrived.bytes
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(
-            pipeline=led.pipeline,
+            pipeline=config.pipeline,
             checkpoint=plan.checkpoint,
             incarnation=self.incarnation.incarnation,
             attempt=self.attempt,
@@ -432,9 +431,9 @@ class Leader:
             previous=plan.previous,
             triggered_at_ms=now_ms - (self._clock.monotonic_ms() - plan.triggered_ms),
             completed_at_ms=now_ms,
-            fingerprint=led.fingerprint,
-            max_parallelism=led.max_parallelism,
-            parallelism=led.parallelism,
+            fingerprint=config.fingerprint,
+            max_parallelism=config.max_parallelism,
+            parallelism=config.parallelism,
             block_partitions=self.log.topic.partitions,
             block_end_offsets=self.retention.ends_to_note(plan.checkpoint, plan.base, final=plan.final),
             written_bytes=sum(size for n, size in sizes.items() if n <= plan.checkpoint),
@@ -444,14 +443,14 @@ class Leader:
             committables=(),
             sinks=outputs,
             requests=plan.requests,
-            origin=self.led.restores,
-            storage=led.storage,
+            origin=self.config.restores,
+            storage=config.storage,
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
-            skips=skips_between(self.log.history.manifests.get(plan.previous), offsets, led.skips),
+            skips=skips_between(self.log.history.manifests.get(plan.previous), offsets, config.skips),
         )
         for each in self._protocols:
             manifest = each.entered(manifest, plan, self.log.history.latest)
-        return led.filled(manifest)
+        return config.filled(manifest)
 
     def _expire(self, plan: PendingCheckpoint, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
         """*manifest* is durable: what nobody needs any more may go, in the transaction that finalizes it."""
@@ -485,7 +484,7 @@ class Leader:
         readers, and this one is over. Only then may what there is be condemned; a savepoint keeps all of it."""
         for each in self._protocols:
             yield from each.conclude(self.manifest.checkpoint)
-        condemned = bool(cancelled) and self.led.deletes and not self.log.history.savepoints
+        condemned = bool(cancelled) and self.config.deletes and not self.log.history.savepoints
         with suppress(Fenced):  # then a newer one's heartbeats say as much
             outcome = yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)
             if cancelled:  # whoever asked waits for this record; a clean end is one without it, too

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from exactlyonce.checkpoint.decision import Dropped
+from exactlyonce.checkpoint.leader_config import Retention
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoredBlock
@@ -36,7 +37,7 @@ Offsets = tuple[int, ...]
 a storage outside of it knows no order, and all that lies there is looked at."""
 
 
-class KnownBlocks:
+class KnownBlocks(Retention):
     """The blocks that one incarnation of a coordinator knows of."""
 
     def __init__(self, settings: CheckpointSettings, *, staging: bool = False) -> None:

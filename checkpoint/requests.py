@@ -155,9 +155,10 @@ class CleanStore(NamedTuple):
 
 
 class CommitStaged(NamedTuple):
-    """-> bool: whether it was committed now, with its ledger. `LedgerBehind` if that lacks what came before."""
+    """-> bool: whether any of it was committed now, with its ledger. `LedgerBehind` if that lacks what came before."""
 
-    committable: StoreCommittable
+    committables: tuple[StoreCommittable, ...]
+    """Of one sink at one checkpoint, oldest first: all of them if its store commits them at once, else one."""
     incarnation: int
     origin: str
 

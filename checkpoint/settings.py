@@ -6,58 +6,94 @@ and one restart. Its timeout must be longer than that, and no longer than the br
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from exactlyonce.checkpoint.records.storage_url import TOPIC
+from exactlyonce.checkpoint.records.storage_url import TOPIC, storage_setting
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting
+from exactlyonce.pipeline.settings import CHOICE, COUNT, DURATION, FLAG, TEXT, Setting, check_bounds, declared
 
 MODES = (EXACTLY_ONCE, AT_LEAST_ONCE)
 RETAIN, DELETE = "retain_on_cancellation", "delete_on_cancellation"
 RETENTION = (RETAIN, DELETE)
+PARTITIONS, PARTITIONS_MIN = 5, 2
+"""Partitions of the checkpoint topic: one for decisions, the others for blocks."""
 
 
 class CheckpointSettings(msgspec.Struct, frozen=True):
-    """How often checkpoints are taken, and what is tolerated. All times in milliseconds."""
+    """The settings of a file's table [checkpoint]: how often checkpoints are taken, and what is tolerated."""
 
-    mode: str = EXACTLY_ONCE
+    mode: Annotated[str, Setting(
+        CHOICE, "at_least_once: no input is held back, and state may count records twice", choices=MODES,
+        flink="`execution.checkpointing.mode`",
+    )] = EXACTLY_ONCE  # fmt: skip
     """Whether an input is held back from its barrier to the snapshot; see `checkpoint.alignment`."""
-    unaligned: bool = False
-    """Whether a barrier may overtake the records before it, which become part of the checkpoint."""
-    aligned_timeout_ms: int = 0
-    """Where it may: how long after its trigger a checkpoint still tries to do without."""
-    interval_ms: int = 1_000
-    timeout_ms: int = 60_000
-    """A checkpoint that takes longer is aborted."""
-    deploy_timeout_ms: int = 300_000
+    unaligned: Annotated[bool, Setting(
+        FLAG, "a barrier overtakes the records before it, which become part of the checkpoint",
+        flink="`execution.checkpointing.unaligned.enabled`",
+    )] = False  # fmt: skip
+    aligned_timeout_ms: Annotated[int, Setting(
+        DURATION, "with --unaligned: for how long a barrier waits before it overtakes",
+        flink="`execution.checkpointing.aligned-checkpoint-timeout`",
+    )] = 0  # fmt: skip
+    interval_ms: Annotated[int, Setting(
+        DURATION, "from one to the next", minimum=10, keyword="checkpoint_interval",
+        flink="`execution.checkpointing.interval`",
+    )] = 1_000  # fmt: skip
+    timeout_ms: Annotated[int, Setting(
+        DURATION, "one that takes longer is aborted", minimum=1, keyword="checkpoint_timeout",
+        flink="`execution.checkpointing.timeout`",
+    )] = 60_000  # fmt: skip
+    deploy_timeout_ms: Annotated[int, Setting(
+        DURATION, "workers that are not ready by then are replaced", minimum=1,
+    )] = 300_000  # fmt: skip
     """Workers that have not imported the pipeline, opened its operators and restored its state by then are replaced."""
-    min_pause_ms: int = 0
-    """Between the end of one checkpoint and the trigger of the next."""
-    max_concurrent: int = 1
-    tolerable_failed: int = 0
-    """Checkpoints in a row that may fail before the job restarts from the last completed one."""
-    num_retained: int = 3
-    incremental: bool = True
-    """Whether a checkpoint holds what changed since the last one, and stands on older ones for the rest."""
-    retention: str = RETAIN
-    """Whether the checkpoints of a run that is cancelled stay, for the next run to go on from, or go."""
-    restart_budget_ms: int = 60_000
-    """How long a restart may take before open transactions are in danger."""
-    store_timeout_ms: int = 600_000
-    """A store that does not answer is waited for so long, once a checkpoint is decided; then the run ends."""
-    stop_timeout_ms: int = 30_000
-    """A run that is asked to stop ends after so long at most, with or without a last checkpoint."""
-    transaction_timeout_ms: int = 0
+    min_pause_ms: Annotated[int, Setting(
+        DURATION, "from the end of one to the next", flink="`execution.checkpointing.min-pause`",
+    )] = 0  # fmt: skip
+    max_concurrent: Annotated[int, Setting(
+        COUNT, "how many may be under way", minimum=1, flink="`execution.checkpointing.max-concurrent-checkpoints`",
+    )] = 1  # fmt: skip
+    tolerable_failed: Annotated[int, Setting(
+        COUNT, "failures in a row without a restart", flink="`execution.checkpointing.tolerable-failed-checkpoints`",
+    )] = 0  # fmt: skip
+    num_retained: Annotated[int, Setting(
+        COUNT, "how many are kept", minimum=1, flink="`execution.checkpointing.num-retained`",
+    )] = 3  # fmt: skip
+    incremental: Annotated[bool, Setting(
+        FLAG, "hold what changed since the last one, or all state, each for itself (default: what changed)",
+        flink="`execution.checkpointing.incremental`, which is off there by default",
+    )] = True  # fmt: skip
+    retention: Annotated[str, Setting(
+        CHOICE, "when the run is cancelled, they are kept or deleted", choices=RETENTION,
+        flink="`execution.checkpointing.externalized-checkpoint-retention`: `RETAIN_ON_CANCELLATION` or "
+        "`DELETE_ON_CANCELLATION`; the default there is `NO_EXTERNALIZED_CHECKPOINTS`, which a pipeline that "
+        "is to go on after any crash cannot have",
+    )] = RETAIN  # fmt: skip
+    restart_budget_ms: Annotated[int, Setting(DURATION, "the longest that a restart takes")] = 60_000
+    """Once it takes longer, open transactions are in danger."""
+    store_timeout_ms: Annotated[int, Setting(DURATION, "how long a store that is away is waited for")] = 600_000
+    """Counted from the first failed attempt; then the run ends."""
+    stop_timeout_ms: Annotated[int, Setting(
+        DURATION, "asked to stop, it ends by then, with or without a last checkpoint",
+    )] = 30_000  # fmt: skip
+    transaction_timeout_ms: Annotated[int, Setting(
+        DURATION, "the broker aborts a transaction that is open longer", default="the most the broker allows",
+        flink="`transaction.timeout.ms` of a `KafkaSink`",
+    )] = 0  # fmt: skip
     """0: as long as the broker allows."""
-    storage: str = TOPIC
+    storage: Annotated[str, Setting(
+        TEXT, "where state is kept: /folder, hdfs://host:port/folder or s3://bucket/prefix",
+        keyword="checkpoint_storage", reader=storage_setting, default="topic", metavar="URL",
+        flink="`execution.checkpointing.dir`, with `execution.checkpointing.storage: filesystem`",
+    )] = TOPIC  # fmt: skip
     """Where blocks are kept; see `records.storage_url`."""
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(f"{self._shown('mode')}: choose one of {', '.join(MODES)}.")
-        if self.retention not in RETENTION:
-            raise ConfigError(f"{self._shown('retention')}: choose one of {', '.join(RETENTION)}.")
+        check_bounds(self)
         if self.unaligned and self.mode != EXACTLY_ONCE:
             raise ConfigError(
                 f"{setting('unaligned')} goes with mode {EXACTLY_ONCE} only: in mode {self.mode} no record waits for a "
@@ -68,22 +104,11 @@ class CheckpointSettings(msgspec.Struct, frozen=True):
                 f"{self._shown('aligned_timeout_ms')}, but checkpoints stay aligned however long it takes: set "
                 f"{setting('unaligned')} as well."
             )
-        if self.interval_ms < 10:
-            raise ConfigError(f"{self._shown('interval_ms')}: checkpoints need at least 10 ms. Set a longer interval.")
-        for name in ("timeout_ms", "deploy_timeout_ms", "max_concurrent", "num_retained"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{self._shown(name)}: it must be at least 1.")
-        for name in (
-            "aligned_timeout_ms", "min_pause_ms", "tolerable_failed", "restart_budget_ms", "store_timeout_ms",
-            "stop_timeout_ms", "transaction_timeout_ms",
-        ):  # fmt: skip
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{self._shown(name)}: it must not be negative.")
 
     def _shown(self, name: str) -> str:
         """A field and its value, as an error begins."""
         unit = " ms" if name.endswith("_ms") else ""
-        return f"{setting(name.removesuffix('_ms'))} is {getattr(self, name)}{unit}"
+        return f"{declared(type(self))[name].named} is {getattr(self, name)}{unit}"
 
     @property
     def slots(self) -> int:

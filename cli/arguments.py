@@ -12,10 +12,12 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.secrets import is_reference
+from exactlyonce.pipeline.settings import COUNT, DURATION, FLAG, OTHER, SIZE, Declared, declared
 
 if TYPE_CHECKING:
     from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -26,61 +28,10 @@ HELP_WIDTH_MAX = 100
 _OPTION = re.compile(r"--\w[\w-]*")
 _SECRET_NAME = re.compile("pass|pwd|secret|token|key|cred|auth|dsn|ur[il]", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"@|://|\w{32}")
-"""Of an address with a login, or a token."""
+"""An address with a login, or a token."""
 _ALONE = ("-h", "--help", "--version")
 """Options that stand without a command."""
-_DURATION: dict[str, Any] = {"metavar": "T"}
-_COUNT: dict[str, Any] = {"metavar": "N", "type": int}
-CHECKPOINTING: dict[str, tuple[dict[str, Any], str]] = {
-    "mode": (
-        {"choices": ("exactly_once", "at_least_once")},
-        "at_least_once: no input is held back, and state may count records twice (default: exactly_once)",
-    ),
-    "unaligned": (
-        {"action": "store_true", "default": None},
-        "a barrier overtakes the records before it, which become part of the checkpoint",
-    ),
-    "aligned-timeout": (_DURATION, "with --unaligned: for how long a barrier waits before it overtakes (default: 0s)"),
-    "checkpoint-interval": (_DURATION, "from one to the next (default: 1s)"),
-    "checkpoint-timeout": (_DURATION, "one that takes longer is aborted (default: 1m)"),
-    "deploy-timeout": (_DURATION, "workers that are not ready by then are replaced (default: 5m)"),
-    "min-pause": (_DURATION, "from the end of one to the next (default: 0s)"),
-    "max-concurrent": (_COUNT, "how many may be under way (default: 1)"),
-    "tolerable-failed": (_COUNT, "failures in a row without a restart (default: 0)"),
-    "num-retained": (_COUNT, "how many are kept (default: 3)"),
-    "incremental": (
-        {"action": argparse.BooleanOptionalAction},
-        "hold what changed since the last one, or all state, each for itself (default: what changed)",
-    ),
-    "retention": (
-        {"choices": ("retain_on_cancellation", "delete_on_cancellation")},
-        "when the run is cancelled, they are kept or deleted (default: retain_on_cancellation)",
-    ),
-    "restart-budget": (_DURATION, "the longest that a restart takes (default: 1m)"),
-    "store-timeout": (_DURATION, "how long a store that is away is waited for (default: 10m)"),
-    "stop-timeout": (_DURATION, "asked to stop, it ends by then, with or without a last checkpoint (default: 30s)"),
-    "transaction-timeout": (
-        _DURATION,
-        "the broker aborts a transaction that is open longer (default: the most it allows)",
-    ),
-    "checkpoint-storage": (
-        {"metavar": "URL"},
-        "where state is kept: /folder, hdfs://host:port/folder or s3://bucket/prefix (default: topic)",
-    ),
-    "checkpoint-partitions": (_COUNT, "of their topic, when it is created (default: 5)"),
-}
-"""What commands that take checkpoints are told of them. By option: what its value is, for the parser, and its help."""
-KEEPING_STATE: dict[str, tuple[dict[str, Any], str]] = {
-    "state-backend": (
-        {"choices": ("hashmap", "rocksdb")},
-        "hashmap: all in memory; rocksdb: a part of it, the rest in local files (default: hashmap)",
-    ),
-    "state-memory": ({"metavar": "SIZE"}, "what rocksdb lets a worker take, as 512mb (the default)"),
-    "state-folder": ({"metavar": "PATH"}, "where rocksdb keeps local files (default: in the user's cache)"),
-}
-"""Where workers keep their state; likewise."""
-RESTORING = ("from_savepoint", "map", "allow_dropped_state", "rewind", "allow_dropped_fields")
-"""What says from which savepoint a run begins, and what of the state may be left behind."""
+_METAVARS = {DURATION: "T", COUNT: "N", SIZE: "SIZE"}
 Command = Callable[[argparse.Namespace], int]
 Commands = Any  # argparse's own type for it is private
 
@@ -171,77 +122,39 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--config", metavar="FILE", help="settings in TOML; what is given here wins over the file")
 
 
-def add_checkpointing(group: argparse._ActionsContainer, names: Iterable[str]) -> None:
-    """Those of `CHECKPOINTING` that are named."""
-    for name in names:
-        value, text = CHECKPOINTING[name]
-        group.add_argument(f"--{name}", help=text, **value)
+def add_settings(group: argparse._ActionsContainer, *settings: Declared) -> None:
+    """An option for each of *settings*, as it is declared."""
+    for each in settings:
+        setting, kind, default = each.setting, each.setting.kind, each.default_text
+        options: dict[str, Any]
+        if kind == FLAG and not each.default and "(default: " not in setting.help:
+            options = {"action": "store_const", "const": True}
+        elif kind == FLAG:
+            options = {"action": argparse.BooleanOptionalAction}
+        elif kind == OTHER:
+            options = {"metavar": setting.metavar}
+            if each.default is not None and not isinstance(each.default, str):
+                options |= {"action": "append", "type": pair if setting.metavar == "OLD=NEW" else str}
+        else:
+            metavar = setting.metavar or _METAVARS.get(kind, f"{{{','.join(setting.choices)}}}")
+            options = {"metavar": metavar, "type": partial(_typed, each)}
+        shown = "" if kind == FLAG or default == "none" else f" (default: {default})"
+        group.add_argument(f"--{each.option}", dest=each.keyword, help=setting.help + shown, **options)
 
 
-def add_state(group: argparse._ActionsContainer) -> None:
-    """Those of `KEEPING_STATE`."""
-    for name, (value, text) in KEEPING_STATE.items():
-        group.add_argument(f"--{name}", help=text, **value)
+def _typed(setting: Declared, text: str) -> Any:
+    """The value of *text*, in the words of `Pipeline.run`; what that refuses is refused in the same words."""
+    try:
+        return setting.read_text(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def add_restoring(group: argparse._ActionsContainer) -> None:
-    """Those of `RESTORING`."""
-    group.add_argument(
-        "--from-savepoint",
-        metavar="N|URL",
-        help="begin from savepoint N of the pipeline, or from one that was exported to URL; once, if it is repeated",
-    )
-    group.add_argument(
-        "--map",
-        metavar="OLD=NEW",
-        type=pair,
-        action="append",
-        help="operator, source or loop OLD of the savepoint is NEW now, any number of them",
-    )
-    group.add_argument(
-        "--allow-dropped-state",
-        action="store_const",
-        const=True,
-        help="leave behind state and sources that the pipeline does not have any more",
-    )
-    group.add_argument(
-        "--rewind",
-        action="store_const",
-        const=True,
-        help="go back to savepoint N, though there are newer checkpoints: output since then is written again",
-    )
-    group.add_argument(
-        "--allow-dropped-fields",
-        action="store_const",
-        const=True,
-        help="leave behind fields of states that the code does not have, whatever they hold; also without a savepoint",
-    )
-
-
-def settings_of(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """What was given for options, by the names that `Pipeline.run` has for them, pairs as a dict; None: not given."""
-    given = {name: getattr(args, name) for name in (each.replace("-", "_") for each in names)}
-    return {name: dict(value) if name == "map" and value else value for name, value in given.items()}
-
-
-def add_skip(parser: argparse._ActionsContainer) -> None:
-    """The option that leaves out records."""
-    parser.add_argument(
-        "--skip",
-        metavar="TOPIC:PARTITION:OFFSET",
-        action="append",
-        help="leave out a record of the input that an error has named, any number of them; checkpoints note it",
-    )
-
-
-def add_repair(parser: argparse._ActionsContainer) -> None:
-    """The option that says how lost output is made again."""
-    parser.add_argument(
-        "--repair",
-        choices=("local", "spark", "halt"),
-        help="output that a decided checkpoint has lost, and that cannot be copied, is computed again from the input: "
-        "in this process (local, the default), on Spark, or not at all (halt)",
-    )
+def given(args: argparse.Namespace, *owners: type) -> dict[str, Any]:
+    """The values that were given for the settings of *owners* and for the cluster, as `Pipeline.run` takes them."""
+    names = {each.keyword for owner in owners for each in declared(owner).values()}
+    found = {name: getattr(args, name, None) for name in (*names, "bootstrap_servers", "config", "restart")}
+    return found | {"map": dict(found.get("map") or {}) or None, "kafka": dict(args.kafka)}
 
 
 def port(text: str) -> int:

@@ -9,35 +9,24 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from exactlyonce.cli.arguments import RESTORING, add_checkpointing, add_cluster, add_repair, add_skip, pair, settings_of
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.cli.arguments import add_cluster, add_settings, given, pair
+from exactlyonce.engines.options import Restoration, RunOptions
+from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
-    from exactlyonce.checkpoint.records.manifest import Manifest
-    from exactlyonce.engines.bounded.submit import Submit
-    from exactlyonce.engines.options import RunOptions
-    from exactlyonce.pipeline.graph import LogicalGraph
+    from exactlyonce.engines.bounded.submit import Executors
 
-_CHECKPOINTING = (
-    *("num-retained", "incremental", "store-timeout", "transaction-timeout"),
-    *("checkpoint-storage", "checkpoint-partitions"),
-)
+_CHECKPOINTING = ("num_retained", "incremental", "store_timeout_ms", "transaction_timeout_ms", "storage")
 SPARK_TEXT = """\
 Spark runs embedded on this machine unless --master, spark-submit or the program's own
 session say otherwise; on a cluster --staging names a folder that all executors see, and
 they need this package: docs/spark.md.
 """
-
-
-class Executors(NamedTuple):
-    """Where units run."""
-
-    submit: Submit
-    staging: Path
-    cores: Callable[[], int]
-    """How many run at the same time."""
 
 
 def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> None:
@@ -68,7 +57,10 @@ def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> N
         help="a file for what Spark and its JVM write to stderr (default: it is dropped)",
     )
     if parallelism:
-        group.add_argument("--parallelism", metavar="N", type=int, help="units of each stage (default: Spark's cores)")
+        stages = replace(
+            declared(RunOptions)["parallelism"].setting, help="units of each stage", default="Spark's cores"
+        )
+        add_settings(group, replace(declared(RunOptions)["parallelism"], setting=stages))
 
 
 def add_replaying(parser: argparse.ArgumentParser) -> None:
@@ -83,12 +75,9 @@ def add_leading(parser: argparse.ArgumentParser) -> None:
     """The options of a command that writes checkpoints, and those of the cluster."""
     group = parser.add_argument_group("checkpoints")
     group.add_argument("--take-over", action="store_true", help="also from an instance that seems to be running")
-    add_checkpointing(group, _CHECKPOINTING)
-    group.add_argument(
-        "--accept-loss", metavar="N", type=int, help="give up the output of checkpoint N that a halt has named as lost"
-    )
-    add_skip(group)
-    add_repair(group)
+    run, checkpoint = declared(RunOptions), declared(CheckpointSettings)
+    add_settings(group, *(checkpoint[name] for name in _CHECKPOINTING))
+    add_settings(group, *(run[name] for name in ("checkpoint_partitions", "accept_loss", "skip", "repair")))
     add_cluster(parser)
 
 
@@ -102,74 +91,37 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def leading_options(args: argparse.Namespace) -> RunOptions:
-    """What `add_leading`, `add_spark` and `add_restoring` have parsed; from here on *args* knows what to redact."""
+    """The options of a command that writes checkpoints; from here on *args* knows what to redact."""
     from exactlyonce.engines.configuration import options_from
 
-    names = (*_CHECKPOINTING, *RESTORING, "accept_loss", "bootstrap_servers", "config", "parallelism", "repair", "skip")
-    given = settings_of(args, names)
-    options = options_from({**given, "kafka": dict(args.kafka)})
+    options = options_from(given(args, RunOptions, Restoration, CheckpointSettings))
     args.redact = options.client.redact
     options.client.check()
     return options
 
 
-def chosen_parallelism(args: argparse.Namespace, graph: LogicalGraph, latest: Manifest | None) -> int | None:
-    """What was given, or what state that is kept by partition demands; None: as many units as there are cores."""
-    from exactlyonce.engines.configuration import read_file
-
-    given = args.parallelism or read_file(args.config).get("run", {}).get("parallelism")
-    by_partition = any(node.partitioned for node in graph.nodes)
-    if given is None and by_partition and latest is not None and latest.operators:
-        return latest.operators[0].parallelism
-    return int(given) if given is not None else None
-
-
-def default_parallelism(cores: int, most: int, note: Callable[[str], None]) -> int:
-    """As many units as there are *cores*, but no more than *most*, which is noted."""
-    if cores > most:
-        note(
-            f"Spark has {cores} cores, and a checkpoint of this pipeline has room for {most} units of each stage: that "
-            f"many are used"
-        )
-    return min(cores, most)
-
-
 @contextmanager
-def replaying(
-    args: argparse.Namespace, name: str, started: Callable[[str, int], None]
-) -> Iterator[tuple[Submit, Path]]:
-    """Where units run, and where they are staged, of a command with the options of `add_replaying`."""
+def replaying(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
+    """Where units of a command with the options of `add_replaying` run."""
     if args.in_process:
-        from exactlyonce.engines.bounded.submit import in_process
+        from exactlyonce.engines.bounded.submit import in_this_process
         from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 
-        yield in_process, Path(args.staging or THIS_MACHINE)
+        yield in_this_process(Path(args.staging or THIS_MACHINE))
     else:
         with executors(args, name, started) as where:
-            yield where.submit, where.staging
+            yield where
 
 
 @contextmanager
 def executors(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
     """A Spark session as the options say; *started* is told of each stage and how many units it has."""
-    from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-    from exactlyonce.engines.spark.session import cores, is_local, runs_here, session
-    from exactlyonce.engines.spark.submit import submit_to
-    from exactlyonce.pipeline.errors import ConfigError
+    from exactlyonce.engines.spark.session import is_local, session
+    from exactlyonce.engines.spark.submit import executors_of, require_staging
 
     if args.staging is None and args.master is not None and not is_local(args.master):
-        raise ConfigError(_no_staging(args.master))
-    staging = Path(args.staging or THIS_MACHINE).absolute()
+        require_staging(args.master)
     if sys.stderr.isatty() and not args.json:
         print("starting Spark ...", end="\r", file=sys.stderr, flush=True)
     with session(args.master, dict(args.spark_conf), f"exactlyonce {name}", args.spark_log) as spark:
-        if args.staging is None and not runs_here(spark):
-            raise ConfigError(_no_staging(spark.conf.get("spark.master", "") or "a Connect server"))
-        yield Executors(submit_to(spark, started), staging, lambda: cores(spark))
-
-
-def _no_staging(master: str) -> str:
-    return (
-        f"--staging is needed with --master {master}: a folder that all executors and this machine see under the same "
-        f"path, with room for the input of a chunk."
-    )
+        yield executors_of(spark, args.staging, started)

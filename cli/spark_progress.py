@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli.lines import show_event, show_from_handler
-from exactlyonce.cli.text import duration
 from exactlyonce.engines import events
+from exactlyonce.pipeline.durations import shown_duration
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -86,7 +86,7 @@ class LineOfProgress:
         line = f"[{bar:<20}] {self._done:,} of {self._total:,} offsets  {self._stage}"
         if self._records and elapsed_s:
             left_ms = round(elapsed_s * 1000 * (self._total - self._done) / self._done) if self._done else 0
-            line += f"  {self._records / elapsed_s:,.0f} records/s  {duration(left_ms)} left"
+            line += f"  {self._records / elapsed_s:,.0f} records/s  {shown_duration(left_ms)} left"
         width = shutil.get_terminal_size().columns - 1
         print("\r\x1b[K" + line[:width], end="", file=sys.stderr, flush=True)
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from exactlyonce.checkpoint.records.manifest import Manifest
 
 Row = Sequence[str]
 _WIDTH_MAX = 120
@@ -58,31 +62,18 @@ def wrapped(text: str, width: int) -> str:
     )
 
 
-def duration(milliseconds: int) -> str:
-    """A duration in at most 7 characters.
-
-    >>> [duration(each) for each in (113, 12_340, 192_000, 7_500_000)]
-    ['113 ms', '12.3 s', '3m 12s', '2h 05m']
-    """
-    if milliseconds < 1_000:
-        return f"{milliseconds} ms"
-    if milliseconds < 60_000:
-        return f"{milliseconds / 1000:.1f} s"
-    minutes, seconds = divmod(milliseconds // 1000, 60)
-    return f"{minutes}m {seconds:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
-
-
 def moment(at_ms: int) -> str:
     """A time of day on this machine's calendar."""
     return datetime.fromtimestamp(at_ms // 1000).isoformat(sep=" ")
 
 
-def counted(count: int, noun: str) -> str:
-    """
-    >>> counted(1, "record"), counted(2_000, "record")
-    ('1 record', '2,000 records')
-    """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def sn_by_source(manifest: Manifest) -> Mapping[str, str]:
+    """Sn of each source, by label: `topic[partition]=offset` of all its partitions."""
+    found: dict[str, str] = {}
+    for each in manifest.offsets:
+        label, place = f"Sn of {each.source}", f"{each.topic}[{each.partition}]={each.offset}"
+        found[label] = f"{found[label]} {place}" if label in found else place
+    return found
 
 
 def to_stderr(text: str) -> None:

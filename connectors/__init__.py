@@ -1,6 +1,8 @@
-"""Sources, and all that talks to Kafka: `kafka/` asks a cluster, `embedded/` starts a broker; `source` is the seam.
+"""All that talks to something outside: sources, Kafka, and the storages of blocks.
 
-May import `state`, `checkpoint` and `pipeline`; the two folders do not know each other.
+`source` is the seam of a source, `kafka/` asks a cluster, `embedded/` starts a broker, `blocks/` keeps blocks as files;
+the three folders do not know each other. `confluent` makes all clients of confluent-kafka. May import `state`,
+`checkpoint` and `pipeline`.
 """
 
 from exactlyonce.connectors.kafka.source import KafkaSource

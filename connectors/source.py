@@ -123,7 +123,7 @@ class RecordDecoder(Protocol):
 
     @property
     def decode(self) -> Callable[[Any], Any]:
-        """Of one part. What it raises is the record's fault, but for an outage; see `engines.outage`."""
+        """Of one part. What it raises is the record's fault, but for an outage; see `engines.runtime.outage`."""
 
     def parts(self, records: list[Any]) -> Sequence[Any]:
         """What `decode` takes of each of *records*."""

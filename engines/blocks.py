@@ -1,46 +1,32 @@
-"""The snapshot of a subtask in the checkpoint topic: state, its index, order logs, records on their way; and back.
-
-Invariant: every block of an attempt has a key of its own: no two of a worker have the same part.
-"""
+"""The storages that the blocks of a pipeline lie in, and the blocks that a checkpoint stands on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 
-from exactlyonce.checkpoint.orphans import beyond_repair
-from exactlyonce.checkpoint.records.encoding import Block
-from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
-from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
-from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.references import indexes_of, named_by, stands_on
-from exactlyonce.checkpoint.store.blocks import TopicStorage
-from exactlyonce.checkpoint.store.files.opening import file_storage
-from exactlyonce.checkpoint.store.storage import (
-    AttemptBlocks,
+from exactlyonce.checkpoint.block_storage import (
     Blocks,
     BlockStorage,
     DamagedBlock,
-    Ticket,
     UnreadableBlock,
 )
+from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
+from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.references import indexes_of, named_by, stands_on
+from exactlyonce.connectors.blocks.storage import file_storage
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import TopicStorage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.in_flight import FRAMES, blocks_of
+from exactlyonce.engines.runtime.in_flight import blocks_of
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.graph import Node
 from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
-from exactlyonce.state.backend import StateBackend, Table
-from exactlyonce.state.blocks import EncodedBlock
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.index import decode_index
-from exactlyonce.state.key_groups import common_groups, group_range
-from exactlyonce.state.restore import restore
-
-STATE, INDEX, ORDER, IN_FLIGHT, IN_FLIGHT_LIST = "state", "index", "order", "in-flight", "in-flight-list"
 
 
 def block_storage(
@@ -115,107 +101,6 @@ class NewestBlocks:
         return self.storages.of(self.history().storage).fetch(refs)
 
 
-class BlockNames:
-    """Numbers the blocks of one worker."""
-
-    def __init__(self, subtask: int, records: str = FRAMES) -> None:
-        """*records* is what blocks of what was on its way say of it, `in_flight.said_of_records`."""
-        self._subtask, self._records = subtask, records
-        self._part = 0
-
-    def _next(self) -> int:
-        self._part += 1
-        return self._part
-
-    def write(self, writer: AttemptBlocks, checkpoint: int, operator: str, block: EncodedBlock) -> Ticket:
-        """A block of state."""
-        return writer.write(Block(operator, checkpoint, STATE, "zlib", "EOS1", block.body), block.group, self._next())
-
-    def write_index(self, writer: AttemptBlocks, checkpoint: int, operator: str, part: bytes) -> Ticket:
-        """A part of the index of a subtask's state."""
-        block = Block(operator, checkpoint, INDEX, "none", "EOX2", part)
-        return writer.write(block, self._subtask, self._next())
-
-    def write_order(self, writer: AttemptBlocks, checkpoint: int, task: str, subtask: int, part: bytes) -> Ticket:
-        """A part of the order log of a subtask since the last barrier."""
-        return writer.write(Block(task, checkpoint, ORDER, "none", "msgpack", part), subtask, self._next())
-
-    def write_in_flight(self, writer: AttemptBlocks, checkpoint: int, task: str, subtask: int, body: bytes) -> Ticket:
-        """A block of what was on its way to a subtask at the barrier."""
-        return writer.write(Block(task, checkpoint, IN_FLIGHT, "zlib", self._records, body), subtask, self._next())
-
-    def write_in_flight_list(
-        self, writer: AttemptBlocks, checkpoint: int, task: str, subtask: int, body: bytes
-    ) -> Ticket:
-        """A list of such blocks."""
-        return writer.write(Block(task, checkpoint, IN_FLIGHT_LIST, "none", "msgpack", body), subtask, self._next())
-
-    def write_staged(
-        self, writer: AttemptBlocks, checkpoint: int, sink: str, kind: str, subtask: int, body: bytes
-    ) -> Ticket:
-        """What a sink has set aside."""
-        return writer.write(Block(sink, checkpoint, kind, "none", kind, body), subtask, self._next())
-
-
-@dataclass(frozen=True)
-class StagedBlocks:
-    """Where the writer of a sink's subtask sets aside what its committables name."""
-
-    blocks: AttemptBlocks
-    names: BlockNames
-    sink: str
-    subtask: int
-
-    @property
-    def pending(self) -> int:
-        """How many blocks of this worker are on their way."""
-        return self.blocks.pending
-
-    def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
-        """Send a block; those of one subtask go to one partition, and keep their order."""
-        return self.names.write_staged(self.blocks, checkpoint, self.sink, kind, self.subtask, body)
-
-
-def restore_table(
-    node: Node,
-    groups: range,
-    max_parallelism: int,
-    checkpoint: int,
-    snapshot: OperatorSnapshot | None,
-    reader: Blocks,
-    touched: Collection[int] | None = None,
-    *,
-    drops_fields: bool,
-    backend: StateBackend,
-) -> Table[Any]:
-    """The table of *node* for *groups* at *checkpoint*; of these, only the *touched* ones are read if that is given."""
-    indexes = [body for _, body in _bodies(reader, _indexes(snapshot, groups, max_parallelism))]
-    return restore(
-        node.id,
-        replace(node.kept, drops_fields=drops_fields),
-        groups,
-        max_parallelism,
-        checkpoint,
-        indexes,
-        lambda wanted: _bodies(reader, wanted),
-        touched,
-        backend=backend,
-    )
-
-
-def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: int) -> list[BlockRef]:
-    """The indexes of the old subtasks that had any of *groups*."""
-    if snapshot is None:
-        return []
-    owned = [group_range(subtask, snapshot.parallelism, max_parallelism) for subtask in range(snapshot.parallelism)]
-    return [
-        ref
-        for before, parts in zip(owned, snapshot.index, strict=True)
-        if common_groups(before, groups)
-        for ref in parts
-    ]
-
-
 def references(manifest: Manifest, reader: Blocks) -> set[BlockRef]:
     """Every block that *manifest* stands on: what it names itself, and what its indexes list.
 
@@ -252,15 +137,6 @@ def damaged_among(refs: Iterable[BlockRef], reader: Blocks) -> dict[BlockRef, st
             damaged[error.ref] = str(error)
             left.discard(error.ref)
     return damaged
-
-
-@contextmanager
-def whole_or_halt(manifest: Manifest) -> Iterator[None]:
-    """While what *manifest* refers to is read: if it is not all there, a halt with the choices."""
-    try:
-        yield
-    except (DamagedBlock, DamagedState) as error:
-        raise beyond_repair(manifest, str(error)) from error
 
 
 def _bodies(reader: Blocks, refs: list[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:

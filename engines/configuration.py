@@ -3,13 +3,7 @@
 What is given directly wins over the file, the file over the environment. A key that does not exist is an error that
 lists those that do.
 
-    [run]           parallelism, until, standby, repair, checkpoint_partitions, from_savepoint, map, allow_dropped_state
-    [checkpoint]    mode, unaligned, aligned_timeout, interval, timeout, deploy_timeout, min_pause, max_concurrent,
-                    tolerable_failed, num_retained, incremental, retention, restart_budget, store_timeout,
-                    stop_timeout, transaction_timeout, storage
-    [state]         backend, memory, folder
-    [restart]       strategy, and its options: attempts, delay, failures, window, initial, max
-    [kafka]         any setting of librdkafka: "security.protocol" = "SASL_SSL"
+The tables of a file are [run], [checkpoint], [state], [restart] and [kafka]; docs/settings.md has their keys.
 
 Durations are written "500ms", "1.5s", "10m" or "1h", sizes "512mb" or "2gb".
 """
@@ -19,19 +13,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace
-from exactlyonce.checkpoint.records.storage_url import storage_setting, storage_url
+from exactlyonce.checkpoint.records.storage_url import storage_url
+from exactlyonce.checkpoint.restart import STRATEGIES
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig, by_name
-from exactlyonce.engines.backends import HASHMAP, ROCKSDB, StateSettings
-from exactlyonce.engines.options import Restoration, RunOptions
+from exactlyonce.engines.options import HASHMAP, ROCKSDB, Restoration, RunOptions, StateSettings
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.names import setting
-from exactlyonce.pipeline.sizes import byte_count
+from exactlyonce.pipeline.settings import Declared, declared, whole_number
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -40,43 +35,26 @@ else:
 
 BOOTSTRAP_VARIABLE = "EXACTLYONCE_BOOTSTRAP_SERVERS"
 
-_RUN = ("parallelism", "until", "standby", "repair", "checkpoint_partitions")
-_DURATIONS = (
-    *("aligned_timeout", "interval", "timeout", "deploy_timeout", "min_pause"),
-    *("restart_budget", "store_timeout", "stop_timeout", "transaction_timeout"),
-)
-_WORDS = ("mode", "retention", "storage")
-_FLAGS = ("unaligned", "incremental")
-_COUNTS = ("max_concurrent", "tolerable_failed", "num_retained")
-_STATE = ("backend", "memory", "folder")
-_RESTART_DURATIONS = ("delay", "window", "initial", "max")
-_RESTART_COUNTS = ("attempts", "failures")
-
-
-def _keyword(name: str) -> str:
-    """What `Pipeline.run` and, with dashes, the command call a key of `[checkpoint]`."""
-    return f"checkpoint_{name}" if name in ("interval", "timeout", "storage") else name
-
-
-_SAVEPOINT = ("from_savepoint", "map", "allow_dropped_state")
-RESTORING = (*_SAVEPOINT, "rewind")
-"""The last is in no file: it would stand there at every start, and write output again at some of them."""
+TABLES: dict[str, dict[str, Declared]] = {
+    table: {each.key: each for owner in owners for each in declared(owner).values() if each.setting.in_file}
+    for table, owners in {
+        "run": (RunOptions, Restoration), "checkpoint": (CheckpointSettings,), "state": (StateSettings,),
+    }.items()
+}  # fmt: skip
+"""The settings that a file may have, by table and key."""
+_RESTART = {
+    option.name: option.name.endswith("_ms")
+    for strategy in STRATEGIES.values()
+    for option in fields(strategy)
+    if option.init
+}
+"""The options of restart strategies, by field: whether they are durations."""
 _OF_RUN = ("log_level", "on_event")
 """Options that `engines.local.run.run` takes itself; an error lists them with the others."""
-_DIRECT = {
-    "bootstrap_servers",
-    "config",
-    "kafka",
-    "inline",
-    "accept_loss",
-    "allow_dropped_fields",
-    "skip",
-    "restart",
-    *RESTORING,
-    *_RUN,
-    *(f"state_{name}" for name in _STATE),
-    *(_keyword(name) for name in (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS)),
-}
+_OWNERS = (RunOptions, Restoration, CheckpointSettings, StateSettings)
+_DIRECT = {each.keyword for owner in _OWNERS for each in declared(owner).values()} | {
+    "bootstrap_servers", "config", "kafka", "restart",
+}  # fmt: skip
 
 
 def client_from(options: Mapping[str, Any], file: Mapping[str, Any] | None = None) -> ClientConfig:
@@ -110,12 +88,8 @@ def read_file(path: str | Path | None) -> dict[str, Any]:
         raise ConfigError(f"The configuration file {path} has brackets within brackets, too many to be read.") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"The configuration file {path} is not valid TOML: {error}.") from None
-    known = {
-        "run": (*_RUN, *_SAVEPOINT),
-        "checkpoint": (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS),
-        "state": _STATE,
-        "restart": ("strategy", *_RESTART_DURATIONS, *_RESTART_COUNTS),
-    }
+    known = {table: [*settings] for table, settings in TABLES.items()}
+    known["restart"] = ["strategy", *(name.removesuffix("_ms") for name in _RESTART)]
     for table, content in file.items():
         if table not in (*known, "kafka") or not isinstance(content, dict):
             raise ConfigError(
@@ -137,22 +111,39 @@ def options_from(options: Mapping[str, Any]) -> RunOptions:
             f"{', '.join(sorted({*_DIRECT, *_OF_RUN}))}."
         )
     file = read_file(given.get("config"))
-    run = {key: given.get(key, file.get("run", {}).get(key)) for key in _RUN}
-    for key in ("parallelism", "checkpoint_partitions"):
-        run[key] = None if run[key] is None else _count(run[key], setting(key))
-    run["standby"] = None if run["standby"] is None else _flag(run["standby"], setting("standby"))
+    run = _fields(RunOptions, given, file.get("run", {}))
+    run["skip"] = _skips(run.get("skip", ()))
     return RunOptions(
         client=client_from(given, file),
-        checkpoint=_checkpoint(given, file.get("checkpoint", {})),
+        checkpoint=CheckpointSettings(**_fields(CheckpointSettings, given, file.get("checkpoint", {}))),
         state=_state(given, file.get("state", {})),
         restart=_restart(given.get("restart") or file.get("restart", {})),
-        inline=bool(given.get("inline", False)),
-        accept_loss=given.get("accept_loss"),
-        allow_dropped_fields=bool(given.get("allow_dropped_fields", False)),
-        skip=_skips(given.get("skip", ())),
         restoration=_restoration(given, file.get("run", {})),
-        **{key: value for key, value in run.items() if value is not None},
+        **run,
     )
+
+
+def parallelism_given(options: Mapping[str, Any]) -> int | None:
+    """The parallelism of *options*, or of their file; None where neither has one."""
+    parallelism: int | None = _fields(RunOptions, options, read_file(options.get("config")).get("run", {})).get(
+        "parallelism"
+    )
+    return parallelism
+
+
+def _fields(owner: type, given: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of *owner* that were set, directly or in its table of the file."""
+    found = {field: given.get(each.keyword, file.get(each.key)) for field, each in declared(owner).items()}
+    return {field: declared(owner)[field].read(value) for field, value in found.items() if value is not None}
+
+
+def absolute(place: str) -> str:
+    """*place*, a URL or a path; a path from ./, ../ or ~/ on as an absolute one.
+
+    >>> absolute("/backups"), absolute("/a/../b")
+    ('/backups', '/a/../b')
+    """
+    return os.path.abspath(os.path.expanduser(place)) if place.startswith(("./", "../", "~/")) else place
 
 
 def _skips(given: Any) -> tuple[RecordPlace, ...]:
@@ -173,48 +164,22 @@ def record_place(text: str) -> RecordPlace:
 
 def _restoration(given: Mapping[str, Any], file: Mapping[str, Any]) -> Restoration | None:
     """The savepoint to begin from, and what is said of it: what a file says is about the savepoint of the file."""
-    told = {} if "from_savepoint" in given else {name: file[name] for name in _SAVEPOINT if name in file}
-    found = {**told, **{name: given[name] for name in RESTORING if name in given}}
-    found["map"] = {**_names(told.get("map", {})), **_names(given.get("map", {}))}
-    found["allow_dropped_state"] = _flag(found.get("allow_dropped_state", False), setting("allow_dropped_state"))
-    if "from_savepoint" in found:
-        source = str(found["from_savepoint"])
+    told = {} if "from_savepoint" in given else file
+    found = _fields(Restoration, given, told)
+    found["mapping"] = {**_names(told.get("map", {})), **_names(given.get("map", {}))}
+    if "source" in found:
+        source = found["source"] = absolute(str(found["source"]))
         if not source.isdecimal():
             storage_url(source, setting("from_savepoint"), or_else="the number of a savepoint")
-        return Restoration(source, found["map"], found["allow_dropped_state"], bool(found.get("rewind")))
-    alone = [setting(name) for name in RESTORING[1:] if found.get(name)]
+        return Restoration(**found)
+    alone = [each.named for field, each in declared(Restoration).items() if found.get(field)]
     if alone:
         raise ConfigError(f"{', '.join(alone)} is for a run that begins from a savepoint: add --from-savepoint.")
     return None
 
 
-def _checkpoint(given: Mapping[str, Any], file: Mapping[str, Any]) -> CheckpointSettings:
-    fields: dict[str, Any] = {}
-    for name in _WORDS:
-        value = given.get(_keyword(name), file.get(name))
-        if value is not None:
-            fields[name] = storage_setting(str(value)) if name == "storage" else str(value)
-    for name in _FLAGS:
-        value = given.get(name, file.get(name))
-        if value is not None:
-            fields[name] = _flag(value, setting(name))
-    for name in _DURATIONS:
-        value = given.get(_keyword(name), file.get(name))
-        if value is not None:
-            fields[f"{name}_ms"] = duration_ms(value, setting(name))
-    for name in _COUNTS:
-        value = given.get(_keyword(name), file.get(name))
-        if value is not None:
-            fields[name] = _count(value, setting(name))
-    return CheckpointSettings(**fields)
-
-
 def _state(given: Mapping[str, Any], file: Mapping[str, Any]) -> StateSettings:
-    fields = {name: given.get(f"state_{name}", file.get(name)) for name in _STATE}
-    memory = fields.pop("memory")
-    found: dict[str, Any] = {name: str(value) for name, value in fields.items() if value is not None}
-    if memory is not None:
-        found["memory_bytes"] = byte_count(memory, setting("state_memory"))
+    found = _fields(StateSettings, given, file)
     if found.get("backend", HASHMAP) != ROCKSDB:
         found["contradicting"] = _for_rocksdb(given, file)
     return StateSettings(**found)
@@ -223,10 +188,10 @@ def _state(given: Mapping[str, Any], file: Mapping[str, Any]) -> StateSettings:
 def _for_rocksdb(given: Mapping[str, Any], file: Mapping[str, Any]) -> tuple[str, ...]:
     """What was given for it, of a run that does not take it. A backend that is given directly wins over that of the
     file with all that the file says for it, unless the file contradicts itself."""
-    names = [name for name in _STATE if name != "backend"]
-    direct = [setting(f"state_{name}") for name in names if f"state_{name}" in given]
+    settings = [each for each in declared(StateSettings).values() if each.field != "backend"]
+    direct = [each.named for each in settings if each.keyword in given]
     overruled = "state_backend" in given and file.get("backend") != HASHMAP
-    return (*direct, *(f"[state] {name}" for name in names if name in file and not overruled))
+    return (*direct, *(f"[state] {each.key}" for each in settings if each.key in file and not overruled))
 
 
 def _restart(options: Any) -> dict[str, int | str]:
@@ -236,12 +201,12 @@ def _restart(options: Any) -> dict[str, int | str]:
         )
     found: dict[str, int | str] = {"strategy": str(options.get("strategy", "exponential_delay"))}
     for name, value in options.items():
-        if name in _RESTART_DURATIONS:
+        if f"{name}_ms" in _RESTART:
             found[f"{name}_ms"] = duration_ms(value, f"restart {name}")
-        elif name in _RESTART_COUNTS:
-            found[name] = _count(value, f"restart {name}")
+        elif name in _RESTART:
+            found[name] = whole_number(value, f"restart {name}")
         elif name != "strategy":
-            known = ", ".join((*_RESTART_COUNTS, *_RESTART_DURATIONS))
+            known = ", ".join(option.removesuffix("_ms") for option in _RESTART)
             raise ConfigError(f"A restart strategy has no option {name!r}. Options are, depending on it: {known}.")
     return found
 
@@ -250,18 +215,3 @@ def _names(value: Any) -> Mapping[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for pair in value.items() for name in pair):
         raise ConfigError(f'{setting("map")} is {value!r}: write a name for each name, as {{old = "new"}}.')
     return value
-
-
-def _flag(value: Any, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}: write true or false.")
-    return value
-
-
-def _count(value: Any, name: str) -> int:
-    try:
-        if isinstance(value, (int, str)) and not isinstance(value, bool):
-            return int(value)
-    except ValueError:
-        pass
-    raise ConfigError(f"{name} is {value!r}: write a whole number.")

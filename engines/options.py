@@ -1,38 +1,119 @@
-"""The options of `exactlyonce run` and of `Pipeline.run`, checked before anything is started."""
+"""The options of `exactlyonce run` and of `Pipeline.run`, each declared once, and checked before anything is started.
+
+Importing this imports no client: the parser of the command line follows from it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from exactlyonce.checkpoint.records.manifest import RecordPlace
+import msgspec
+
 from exactlyonce.checkpoint.restart import RestartStrategy, restart_strategy
-from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.backends import StateSettings
+from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN, CheckpointSettings
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.names import setting
+from exactlyonce.pipeline.settings import CHOICE, COUNT, FLAG, OTHER, SIZE, TEXT, Setting, check_bounds
 
-UNTIL = ("running", "latest")
-REPAIR = ("local", "spark", "halt")
+if TYPE_CHECKING:
+    from exactlyonce.checkpoint.records.manifest import RecordPlace
+    from exactlyonce.connectors.kafka.client_config import ClientConfig
+
+HASHMAP, ROCKSDB = "hashmap", "rocksdb"
+CHUNK_RECORDS = 5_000_000
+"""The most that one checkpoint of bounded work reads: some minutes of work, and of open transactions some seconds."""
+
+
+class StateSettings(msgspec.Struct, frozen=True):
+    """The settings of a file's table [state]: which backend, and what it may take."""
+
+    backend: Annotated[str, Setting(
+        CHOICE, "hashmap: all in memory; rocksdb: a part of it, the rest in local files", choices=(HASHMAP, ROCKSDB),
+        keyword="state_backend", flink="`state.backend.type`",
+    )] = HASHMAP  # fmt: skip
+    memory_bytes: Annotated[int, Setting(
+        SIZE, "what rocksdb lets a worker take, with its state", minimum=1 << 20, keyword="state_memory",
+        flink="`taskmanager.memory.managed.size`, of a whole task manager",
+    )] = 512 << 20  # fmt: skip
+    folder: Annotated[str, Setting(
+        TEXT, "where rocksdb keeps local files", default="~/.cache/exactlyonce/state", keyword="state_folder",
+        metavar="PATH",
+        flink="`state.backend.rocksdb.localdir`; local files are always taken again, as with "
+        "`execution.state-recovery.from-local` (before Flink 2 `state.backend.local-recovery`)",
+    )] = ""  # fmt: skip
+    contradicting: tuple[str, ...] = ()
+    """Settings for `rocksdb` that were given though the backend is another one, as an error names them."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+    @property
+    def path(self) -> Path:
+        """The folder of the local files."""
+        if self.folder:
+            return Path(self.folder).expanduser()
+        from exactlyonce.connectors.embedded.jars import cache_dir  # with all that a download needs
+
+        return cache_dir() / "state"
+
+    def check(self) -> None:
+        """Raise `ConfigError` where the backend cannot be used here, or is at odds with what else was given."""
+        if self.contradicting:
+            backend, shown = setting("state_backend"), " and ".join(self.contradicting)
+            raise ConfigError(
+                f"{shown}: that is for {ROCKSDB}, and {backend} is {self.backend}, which keeps all state in memory and "
+                f"knows no bound. Set {backend} to {ROCKSDB}, or leave {shown} out; for a run whose settings file is "
+                f"shared with others, --state-backend {self.backend} says that it is meant."
+            )
+        if self.backend != ROCKSDB:
+            return
+        with needing(ROCKSDB, "rocksdict", 'state_backend "rocksdb"'):
+            import rocksdict  # noqa: F401 - whether it is there is asked
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"The folder of the local files of state, {self.path}, cannot be made: {error.strerror}. Name another "
+                f"one with {setting('state_folder')}."
+            ) from None
+
+
+def _declare(default: Any, declaration: Setting) -> Any:
+    return field(default=default, metadata={"setting": declaration})
 
 
 @dataclass(frozen=True)
 class Restoration:
     """Where a run is to begin, as its user says."""
 
-    source: str
+    source: str = _declare("", Setting(
+        OTHER, "begin from savepoint N of the pipeline, or from one that was exported to URL; once, if it is repeated",
+        key="from_savepoint", default="none", metavar="N|URL",
+        flink="`execution.state-recovery.path`, or `flink run --fromSavepoint`",
+    ))  # fmt: skip
     """The number of a savepoint in the pipeline's topic, or the URL of an exported one."""
-    mapping: Mapping[str, str] = field(default_factory=dict)
-    """By id of an operator or a source in the savepoint, the id that it has now."""
-    allow_dropped: bool = False
-    """Whether state and sources of the savepoint may be left behind that the pipeline does not have."""
-    rewind: bool = False
-    """Whether a savepoint may be taken that is not the newest checkpoint: output since then is written again."""
+    mapping: Mapping[str, str] = field(default_factory=dict, metadata={"setting": Setting(
+        OTHER, "operator, source or loop OLD of the savepoint is NEW now, any number of them", key="map",
+        default="none", metavar="OLD=NEW",
+    )})  # fmt: skip
+    """The id that an operator or a source has now, by its id in the savepoint."""
+    allow_dropped: bool = _declare(False, Setting(
+        FLAG, "leave behind state and sources that the pipeline does not have any more", key="allow_dropped_state",
+        flink="`execution.state-recovery.ignore-unclaimed-state`, or `flink run --allowNonRestoredState`",
+    ))  # fmt: skip
+    rewind: bool = _declare(False, Setting(
+        FLAG, "go back to savepoint N, though there are newer checkpoints: output since then is written again",
+        in_file=False,
+    ))  # fmt: skip
+    """In a file it would stand at every start, and write output again at some of them."""
 
     @property
     def number(self) -> int | None:
-        """Of the savepoint in the topic; None: it was exported."""
+        """The number of a savepoint in the topic; None: it was exported."""
         return int(self.source) if self.source.isdecimal() else None
 
 
@@ -44,40 +125,41 @@ class RunOptions:
     """How to reach the cluster; librdkafka's settings are passed through."""
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     state: StateSettings = field(default_factory=StateSettings)
-    parallelism: int = 1
-    until: str = "running"
-    """"latest": process what is there, complete a last checkpoint and end; "running": go on until stopped."""
-    standby: bool = False
-    """Whether it waits until no other run leads the pipeline."""
+    parallelism: int = _declare(1, Setting(COUNT, "worker processes", minimum=1, flink="`parallelism.default`"))
+    until: str = _declare("running", Setting(
+        CHOICE, "running: until it is stopped; latest: process what is there, take a last checkpoint and end",
+        choices=("running", "latest"),
+    ))  # fmt: skip
+    standby: bool = _declare(False, Setting(
+        FLAG, "wait until no other run of the pipeline leads, then take over (default: take over at once)",
+        flink="`high-availability.type`, with a standby JobManager",
+    ))  # fmt: skip
+    checkpoint_partitions: int = _declare(PARTITIONS, Setting(
+        COUNT, "of their topic, when it is created, one of them for decisions", minimum=PARTITIONS_MIN,
+    ))  # fmt: skip
+    inline: bool = _declare(False, Setting(FLAG, "all in one process, for a debugger", in_file=False))
+    accept_loss: int | None = _declare(None, Setting(
+        COUNT, "give up the output of checkpoint N that a halt has named as lost, and go on", in_file=False,
+    ))  # fmt: skip
+    skip: tuple[RecordPlace, ...] = _declare((), Setting(
+        OTHER, "leave out a record of the input that an error has named, any number of them; checkpoints note it",
+        default="none", in_file=False, metavar="TOPIC:PARTITION:OFFSET",
+    ))  # fmt: skip
+    repair: str = _declare("local", Setting(
+        CHOICE, "output that a decided checkpoint has lost, and that cannot be copied, is computed again from the "
+        "input: in this process (local), on Spark, or not at all (halt)", choices=("local", "spark", "halt"),
+    ))  # fmt: skip
+    allow_dropped_fields: bool = _declare(False, Setting(
+        FLAG, "leave behind fields of states that the code does not have, whatever they hold; also without a savepoint",
+        in_file=False,
+    ))  # fmt: skip
     restart: Mapping[str, int | str] = field(default_factory=lambda: {"strategy": "exponential_delay"})
-    accept_loss: int | None = None
-    """A checkpoint whose lost output is given up, after a halt that named it."""
-    repair: str = "local"
-    """How output is made again that a decided checkpoint has lost and that can no longer be copied: by a replay in the
-    coordinator's process, by one on Spark, or not: "halt"."""
-    inline: bool = False
-    """All in one process, for a debugger."""
+    """The strategy, and its options."""
     restoration: Restoration | None = None
     """The savepoint to begin from; None: the run goes on from its newest checkpoint."""
-    allow_dropped_fields: bool = False
-    """Whether fields of states that their types do not have are given up, whatever they hold."""
-    skip: tuple[RecordPlace, ...] = ()
-    """Records of the inputs that are left out."""
-    checkpoint_partitions: int = 5
-    """Of the checkpoint topic, when it is created."""
 
     def __post_init__(self) -> None:
-        if self.until not in UNTIL:
-            raise ConfigError(f"until is {self.until!r}: choose one of {', '.join(UNTIL)}.")
-        if self.repair not in REPAIR:
-            raise ConfigError(f"repair is {self.repair!r}: choose one of {', '.join(REPAIR)}.")
-        if self.parallelism < 1:
-            raise ConfigError(f"parallelism is {self.parallelism}: it must be at least 1.")
-        if self.checkpoint_partitions < 2:
-            raise ConfigError(
-                f"{setting('checkpoint_partitions')} is {self.checkpoint_partitions}: it must be at least 2, one for "
-                f"decisions."
-            )
+        check_bounds(self)
         if self.inline and self.parallelism != 1:
             raise ConfigError("inline (--inline) runs everything in one process: it goes with parallelism 1 only.")
         self.restart_strategy()

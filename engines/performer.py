@@ -16,18 +16,18 @@ from contextlib import closing, suppress
 from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.block_storage import BlockStorage
 from exactlyonce.checkpoint.decision_log import APPEND_TIMEOUT_MS
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import R
-from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import copy_transaction
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage, references_or_why
 from exactlyonce.engines.surroundings.removals import Removals
@@ -46,11 +46,7 @@ Replay = Callable[[Manifest, Committable, str], Committable | str]
 nothing of whoever leads."""
 
 
-def no_replay(manifest: Manifest, lost: Committable, transactional_id: str) -> str:
-    """The answer of an incarnation that replays nothing."""
-    return "the run was told to halt instead (--repair halt)."
-
-
+NO_REPLAY = "the run was told to halt instead (--repair halt)."
 NOTED_INTERVAL_S = 30.0
 
 
@@ -119,13 +115,14 @@ class Performer:
         log: LogRequests,
         transaction_timeout_ms: int,
         step: Callable[[str, int], None] = lambda step, checkpoint: None,
-        replay: Replay = no_replay,
+        replay: Replay | str = NO_REPLAY,
         note: Callable[[str], None] = lambda text: None,
         storage: str = TOPIC,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """*step* is told of durable records, *note* what is waited for; *storage* is where blocks are kept now; *beat*
-        is done now and then while something is written again, which may take long."""
+        """*step* is told of durable records, *note* what is waited for; *replay*, if a string, says why nothing is
+        replayed; *storage* is where blocks are kept now; *beat* is done now and then while something is written again,
+        which may take long."""
         self.config = config
         self.transactions = transactions
         self.output_log = output_log
@@ -188,7 +185,10 @@ class Performer:
                 hit("repair-copied")
                 return copied
             case ask.ReplayTransaction(manifest, lost, name):
-                replayed = beside(self._beat, lambda _: self.replay(manifest, lost, name))
+                replay = self.replay
+                if isinstance(replay, str):
+                    return replay
+                replayed = beside(self._beat, lambda _: replay(manifest, lost, name))
                 hit("repair-replayed")
                 return replayed
         return self.log(request)

@@ -24,6 +24,11 @@ def machine() -> str:
         return socket.gethostname()
 
 
+def this_process() -> tuple[str, int, str]:
+    """Host, process id and machine, as an incarnation notes them."""
+    return socket.gethostname(), os.getpid(), machine()
+
+
 def is_known_dead(incarnation: Incarnation) -> bool:
     """Whether it was a process of this machine that is no more, or this one, which begins anew."""
     if (incarnation.machine, incarnation.host) != (machine(), socket.gethostname()):  # copies of one share its boot

@@ -20,3 +20,28 @@ def duration_ms(text: str | int, name: str = "duration") -> int:
     if match is None:
         raise ConfigError(f"{name} is {text!r}: write a number with a unit, as 500ms, 1.5s, 10m or 1h.")
     return round(float(match[1]) * _UNIT_MS[match[2]])
+
+
+def shown_duration(milliseconds: int) -> str:
+    """A duration for people, in at most 7 characters.
+
+    >>> [shown_duration(ms) for ms in (113, 12_340, 192_000, 7_500_000)]
+    ['113 ms', '12.3 s', '3m 12s', '2h 05m']
+    """
+    if milliseconds < 1_000:
+        return f"{milliseconds} ms"
+    if milliseconds < 60_000:
+        return f"{milliseconds / 1000:.1f} s"
+    minutes, seconds = divmod(milliseconds // 1000, 60)
+    return f"{minutes}m {seconds:02}s" if minutes < 60 else f"{minutes // 60}h {minutes % 60:02}m"
+
+
+def written_duration(milliseconds: int) -> str:
+    """A duration as `duration_ms` reads it.
+
+    >>> [written_duration(ms) for ms in (0, 10, 1_500, 60_000, 3_600_000)]
+    ['0s', '10ms', '1500ms', '1m', '1h']
+    """
+    units = (unit for unit, size_ms in reversed(_UNIT_MS.items()) if milliseconds % size_ms == 0)
+    unit = next(units, "ms") if milliseconds else "s"
+    return f"{milliseconds // _UNIT_MS[unit]}{unit}"

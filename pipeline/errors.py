@@ -6,7 +6,7 @@
     │   │   └── UnsupportedType     pipeline.schema: no codec can write the type
     │   ├── ConfigError         a setting is missing, wrong or contradicts another
     │   │   ├── DeletedSavepoint    engines.savepoints.exported: it is deleted while it is read
-    │   │   └── UnreadableBlock     checkpoint.store.storage: its storage refuses to read it, for want of a right say
+    │   │   └── UnreadableBlock     checkpoint.block_storage: its storage refuses to read it, for want of a right say
     │   ├── TopicError          a topic is missing, or is not what the pipeline needs
     │   ├── RecordError         a record cannot be decoded, or a user's function raised on it
     │   ├── BrokerUnavailable   no broker answers (retriable)
@@ -24,10 +24,10 @@
     ├── Undetermined            what became of a decision cannot be learnt here; the next incarnation reads it
     ├── Halt                    going on would lose or double records: says which, and the choices
     │   ├── DamagedRecord       checkpoint.records.encoding: a record of the checkpoint topic is not as written
-    │   │   └── DamagedBlock        checkpoint.store.storage: a block is missing, or is not what was written
+    │   │   └── DamagedBlock        checkpoint.block_storage: a block is missing, or is not what was written
     │   ├── DamagedSavepoint    engines.savepoints.exported: a file of an exported savepoint is not as written
     │   ├── DamagedState        state.errors: what blocks hold is not the state that the checkpoint names
-    │   ├── DamagedBatch        connectors.kafka.consumed: a batch of an input or an output is not as written
+    │   ├── DamagedBatch        connectors.kafka.errors: a batch of an input or an output is not as written
     │   ├── RangeGone           connectors.kafka.range_reader: offsets to be read are no longer in the topic
     │   └── RecordsGone         connectors.kafka.log: a transaction's records are no longer all in the log
     ├── OutputLost              at the end of a run some output of a sink that delivers at most once is unwritten
@@ -39,9 +39,9 @@
     ├── SnapshotDeclined        state.errors: a snapshot cannot be taken now; a later checkpoint can
     │   └── DiskFull                state.tiered.errors: no room for local files; what needs it waits
     ├── LocalFilesFailed        state.tiered.errors: RocksDB failed on its files; the job restarts, and reads blocks
-    ├── OpenFailed              engines.wiring: a user's open() raised; the job restarts
+    ├── OpenFailed              engines.runtime.assembler: a user's open() raised; the job restarts
     ├── AnotherLeads            checkpoint.succession: it is left alone for now; the run waits, and looks again
-    ├── NotAnswered             cli.asking: a run has not done what it was asked for
+    ├── NotAnswered             engines.asking: a run has not done what it was asked for
     ├── SinkFailed              sinks.writer: a sink could not write; the job restarts
     ├── StageFailed             engines.spark.submit: Spark could not finish a stage; the command is run again
     └── PeerGone                engines.local.channels: another worker is gone; the job restarts

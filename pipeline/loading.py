@@ -87,7 +87,7 @@ def run(pipeline: Pipeline, engine: str, options: Mapping[str, Any]) -> Any:
     engines = {entry.name: entry for entry in entry_points(group="exactlyonce.engines")}
     if engine not in engines:
         raise ConfigError(f"there is no engine {engine!r}; installed: {', '.join(sorted(engines)) or 'none'}")
-    loaded = _kept(pipeline) if options.get("inline") else _importable(pipeline)
+    loaded = _kept(pipeline) if options.get("inline") else importable(pipeline)
     return engines[engine].load()(loaded, **options)
 
 
@@ -100,7 +100,7 @@ def _kept(pipeline: Pipeline) -> Loaded:
     return Loaded(pipeline, {"here": id(pipeline)})
 
 
-def _importable(pipeline: Pipeline) -> Loaded:
+def importable(pipeline: Pipeline) -> Loaded:
     """Import the pipeline under a name that other processes can use, and check that it comes out the same."""
     scopes = (caller().f_globals, pipeline.scope, *(vars(each) for each in [*sys.modules.values()] if _is_file(each)))
     bound = [(scope, name) for scope in scopes for name, value in scope.items() if value is pipeline]

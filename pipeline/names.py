@@ -32,10 +32,10 @@ def checkpoint_topic(pipeline: str) -> str:
 
 
 def setting(name: str) -> str:
-    """A setting as errors name it: as in Python and in the file, and as on the command line if that differs.
+    """A setting as errors name it: as in Python, and as on the command line if that differs.
 
-    >>> setting("store_timeout"), setting("interval"), setting("parallelism")
-    ('store_timeout (--store-timeout)', 'interval (--checkpoint-interval)', 'parallelism')
+    >>> setting("store_timeout"), setting("parallelism")
+    ('store_timeout (--store-timeout)', 'parallelism')
     """
-    option = f"checkpoint-{name}" if name in ("interval", "timeout", "storage") else name.replace("_", "-")
+    option = name.replace("_", "-")
     return name if option == name else f"{name} (--{option})"

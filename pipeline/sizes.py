@@ -1,4 +1,4 @@
-"""Sizes as people write them: "512mb", "1.5gb", "64kb" or a number of bytes; a kilobyte is 1,024 bytes."""
+"""Sizes and counts as people write them: "512mb", "1.5gb", "64kb" or a number of bytes; a kilobyte is 1,024 bytes."""
 
 from __future__ import annotations
 
@@ -22,6 +22,16 @@ def byte_count(text: str | int, name: str = "size") -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def written_size(count: int) -> str:
+    """A size as `byte_count` reads it.
+
+    >>> written_size(512 << 20), written_size(1000)
+    ('512mb', '1000b')
+    """
+    unit = next(unit for unit, size in reversed(_UNITS.items()) if unit and count % size == 0) if count else "b"
+    return f"{count // _UNITS[unit]}{unit}"
+
+
 def shown_bytes(count: int) -> str:
     """A size for people, everywhere.
 
@@ -33,3 +43,12 @@ def shown_bytes(count: int) -> str:
     while shown >= 1024 and unit != "TB":
         shown, unit = shown / 1024, next(units)
     return f"{shown:.1f} {unit}" if unit != "B" else f"{count} B"
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "record"), counted(2_000, "record")
+    ('1 record', '2,000 records')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,7 +1,8 @@
 """Sinks, one folder or module per store: `kafka/`, `files/`, `mysql/`, `postgres/`, `redis/`, and one that prints.
 
-`writer` and `committer` are the seams to engines. What stores with a ledger share is in `write_ahead/` (rows that wait
-in the checkpoint topic), `prepared/` (rows that wait in the store) and `sql/` (fields and columns).
+`writer` and `committer` are the seams to engines; `refusals` has the words for what stores refuse. What stores with a
+ledger share is in `write_ahead/` (rows that wait in the checkpoint topic), `prepared/` (rows that wait in the store)
+and `sql/` (tables of any database).
 
 May import `connectors`, `state`, `checkpoint` and `pipeline`; knows no engine. Each name is imported when it is asked
 for: a process starts with the sinks of its pipeline alone.
@@ -17,9 +18,15 @@ if TYPE_CHECKING:
     from exactlyonce.sinks.postgres.sink import PostgresSink
     from exactlyonce.sinks.print_sink import PrintSink
     from exactlyonce.sinks.redis.sink import RedisSink
-    from exactlyonce.sinks.write_ahead.ledger import SinkLedger
     from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
-    from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry, RowEncoder, Store
+    from exactlyonce.sinks.write_ahead.store import (
+        ForeignLedger,
+        LedgerBehind,
+        LedgerEntry,
+        RowEncoder,
+        SinkLedger,
+        Store,
+    )
 
 __all__ = [
     "FileSink",
@@ -48,7 +55,7 @@ _MODULES = {
     "PrintSink": "print_sink",
     "RedisSink": "redis.sink",
     "RowEncoder": "write_ahead.store",
-    "SinkLedger": "write_ahead.ledger",
+    "SinkLedger": "write_ahead.store",
     "Store": "write_ahead.store",
     "WriteAheadSink": "write_ahead.sink",
 }

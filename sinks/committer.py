@@ -6,12 +6,13 @@ asked the same again by any process, at any time, and does it once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
-from exactlyonce.checkpoint.store.storage import Blocks
 
 
 class Committer(Protocol):
@@ -42,11 +43,29 @@ class Committer(Protocol):
         """What older attempts than that one have set aside outside of the checkpoint topic, and nobody has committed,
         goes. See `checkpoint.requests.CleanStore`."""
 
-    def commit(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
-        """-> whether it was committed now; False: it had been. See `checkpoint.requests.CommitStaged`."""
+    def commit(self, committables: Sequence[StoreCommittable], incarnation: int, origin: str) -> bool:
+        """Commit what the sink has for one checkpoint, oldest first; -> whether any of it was committed now.
+
+        A store commits all of *committables* and their ledger in one step, unless it `CommitsBySubtask`. May be called
+        again after any outcome, by any process. See `checkpoint.requests.CommitStaged`.
+        """
 
     def close(self) -> None:
         """Let go of the connection."""
+
+
+class CommitsBySubtask(ABC):
+    """A committer whose ledger has an entry for each subtask: its leader asks for one committable at a time, so that an
+    answer, a refusal or an accepted loss is that of one subtask."""
+
+    def commit(self, committables: Sequence[StoreCommittable], incarnation: int, origin: str) -> bool:
+        """See `Committer.commit`: one after the other, so that a call that is repeated skips those that are there."""
+        outcomes = [self.commit_one(committable, incarnation, origin) for committable in committables]
+        return any(outcomes)
+
+    @abstractmethod
+    def commit_one(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
+        """-> whether it was committed now, in one step with its entry; False: it had been."""
 
 
 @dataclass(frozen=True, kw_only=True)

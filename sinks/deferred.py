@@ -15,7 +15,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import IO, Any, Protocol
+from typing import IO, Any
+
+import msgspec
 
 from exactlyonce.sinks.writer import ROOM, FlushedInterval, SinkFailed, SinkWriter
 
@@ -27,19 +29,6 @@ FRAMES_AT_ONCE = 16
 """Batches that are handed on before the worker does something else."""
 
 _HEADER = struct.Struct("<I")
-
-
-class Packing(Protocol):
-    """How a sink's outputs wait."""
-
-    def count(self, outputs: Any, /) -> int:
-        """How many records."""
-
-    def pack(self, outputs: Any, /) -> bytes:
-        """All of them."""
-
-    def unpack(self, packed: bytes, /) -> Any:
-        """What was packed."""
 
 
 @dataclass
@@ -70,10 +59,11 @@ class _Interval:
 
 @dataclass
 class DeferredWriter:
-    """Passes outputs on to *inner*, which writes them at once; see the module."""
+    """Passes outputs on to *inner*, which writes them at once; see the module. They are of *type_*, whose length is the
+    number of records, and wait as msgpack."""
 
     inner: SinkWriter
-    packing: Packing
+    type_: Any
     sink: str = field(init=False)
     records: int = 0
     open_transactions: int = 0
@@ -89,6 +79,7 @@ class DeferredWriter:
 
     def __post_init__(self) -> None:
         self.sink = self.inner.sink
+        self._pack, self._unpack = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(self.type_).decode
 
     @property
     def held_up(self) -> str:
@@ -102,10 +93,9 @@ class DeferredWriter:
 
     def write(self, outputs: Any) -> None:
         """Keep *outputs* aside."""
-        records = self.packing.count(outputs)
         with self._room():
-            self._open.keep(self.packing.pack(outputs), records)
-        self.records += records
+            self._open.keep(self._pack(outputs), len(outputs))
+        self.records += len(outputs)
 
     @contextmanager
     def _room(self) -> Iterator[None]:
@@ -154,7 +144,7 @@ class DeferredWriter:
         with self._room():
             frame = next(self._frames, None)
         if frame is not None:
-            self.inner.write(self.packing.unpack(frame))
+            self.inner.write(self._unpack(frame))
             return
         self._frames = None
         self.inner.barrier(self._finalized[0].checkpoint)

@@ -10,7 +10,7 @@ from typing import Any
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE
 from exactlyonce.pipeline.errors import UserError
 from exactlyonce.pipeline.sink import Sink
-from exactlyonce.sinks.writer import ROOM, FlushedInterval, Opened, WriterContext
+from exactlyonce.sinks.writer import FlushedInterval, IntervalWriter, Opened, WriterContext
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,8 @@ class _Lines:
         return [f"{self.prefix}{record!r}\n" for record in records]
 
 
-@dataclass
-class _Printer:
+class _Printer(IntervalWriter):
     """A writer that sets nothing aside."""
-
-    sink: str
-    records: int = 0
-    unwritten: int = 0
-    room: int = ROOM
-    held_up: str = ""
-    open_transactions: int = 0
-    _cut: set[int] = field(default_factory=set)
 
     def write(self, outputs: list[str]) -> None:
         self.records += len(outputs)
@@ -72,14 +63,4 @@ class _Printer:
             ) from None
 
     def barrier(self, checkpoint: int) -> None:
-        self._cut.add(checkpoint)
-
-    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
-        self._cut.remove(checkpoint)
-        return FlushedInterval()
-
-    def poll(self, wait_s: float = 0.0) -> bool:
-        return False
-
-    def finalized(self, checkpoint: int) -> None: ...
-    def abandon(self) -> None: ...
+        self._flushed[checkpoint] = FlushedInterval()

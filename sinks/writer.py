@@ -7,13 +7,13 @@ written before `barrier(n)` belongs to checkpoint n; what it pre-commits it neve
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import BlockRef, StagedAck
-from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 BLOCKS_PENDING_MAX = 64
@@ -79,6 +79,46 @@ class SinkWriter(Protocol):
     @property
     def open_transactions(self) -> int:
         """Transactions of this subtask that are open on the broker."""
+
+
+@dataclass
+class IntervalWriter:
+    """The part of a `SinkWriter` that most have in common: each interval is told once, when it is flushed; nothing is
+    open on the broker, and nothing waits for a finalization."""
+
+    sink: str
+    records: int = field(default=0, init=False)
+    unwritten: int = field(default=0, init=False)
+    _flushed: dict[int, FlushedInterval] = field(default_factory=dict, init=False)
+
+    @property
+    def room(self) -> int:
+        """It takes whatever comes."""
+        return ROOM
+
+    @property
+    def held_up(self) -> str:
+        """Its flush waits for nothing."""
+        return ""
+
+    @property
+    def open_transactions(self) -> int:
+        """None."""
+        return 0
+
+    def poll(self, wait_s: float = 0.0) -> bool:
+        """Nothing is under way."""
+        return False
+
+    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
+        """The interval that *checkpoint* ends, once; None while some of it is still to be flushed."""
+        return self._flushed.pop(checkpoint, None)
+
+    def finalized(self, checkpoint: int) -> None:
+        """Nothing waits for it."""
+
+    def abandon(self) -> None:
+        """Nothing is under way."""
 
 
 class GrantedWriter(SinkWriter, Protocol):

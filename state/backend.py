@@ -28,6 +28,9 @@ class TableSnapshot(Protocol):
     """The state of one table at one barrier, on its way into blocks and an index."""
 
     @property
+    def operator(self) -> str: ...
+
+    @property
     def checkpoint(self) -> int: ...
 
     @property

@@ -2,14 +2,17 @@
 
 From its barrier on, no record changes an interval. `advance` works through it in slices of `SLICE_ENTRIES` entries at
 most: it distributes the changes by key group, then encodes group by group, images first. Those also need the states
-that
-did not change, and read them from the table; so while an interval is `open`, the next one keeps in `before` what the
-state of a key was at the barrier, before a record first changes it. Intervals are encoded in order, each once; a later
-checkpoint that needs the same changes sends the same blocks again.
+that did not change, and read them from the table; so while an interval is `open`, the next one keeps in `before` what
+the state of a key was at the barrier, before a record first changes it. Intervals are encoded in order, each once; a
+later checkpoint that needs the same changes sends the same blocks again.
+
+A state of the wrong type, or one that its type does not hold whole, would only be noticed by a restore. So states are
+decoded again and compared: all of the first interval, later some of each.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from itertools import compress, islice
@@ -28,6 +31,9 @@ S = TypeVar("S")
 SLICE_ENTRIES = 2048
 PART_ENTRIES = 170_000
 """A dict copies all that it holds when it grows, which records wait for: past 2^18 * 2/3 entries it is not let grow."""
+CHECKED_ENTRIES = 2048
+"""After its first checkpoint, a table decodes no more states of a checkpoint again than these, and what is encoded with
+the last of them: checking takes seven times as long as encoding, or more."""
 _SECTION_TARGET = 128 * 1024
 _ENTRIES_AT_FIRST = 64
 _DONE = object()
@@ -47,7 +53,10 @@ class Interval(Generic[S]):
         max_parallelism: int,
         state_type: StateType[S],
         merging: Merging,
+        *,
+        first: bool = True,
     ) -> None:
+        """*first*: of its table, in this process. All its states are decoded again, to see that they can be."""
         self.checkpoint = 0
         """The checkpoint at whose barrier it ends; 0 before that."""
         self._parts: list[dict[bytes, S | None]] = [{}]
@@ -70,6 +79,8 @@ class Interval(Generic[S]):
         self._merging = merging
         self._bytes_per_entry = 0.0
         self._whole = False
+        self._to_check = sys.maxsize if first else CHECKED_ENTRIES
+        """How many states more are decoded again."""
 
     def changes(self) -> dict[bytes, S | None]:
         """Where to add the changes of a batch."""
@@ -86,7 +97,9 @@ class Interval(Generic[S]):
         self.checkpoint, self._whole = checkpoint, whole
         self._writer = BlockEncoder(self._state_type.operator, checkpoint, self._state_type.version)
         self._slices = self._encode()
-        self._next = Interval(self._states, self._keys, self._max_parallelism, self._state_type, self._merging)
+        self._next = Interval(
+            self._states, self._keys, self._max_parallelism, self._state_type, self._merging, first=False
+        )
         return self._next
 
     def advance(self) -> None:
@@ -213,7 +226,9 @@ class Interval(Generic[S]):
         self._keep(self._writer.begin_group(int(entries * self._bytes_per_entry)))
 
     def _add(self, group: int, kind: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> None:
-        encoded_keys, encoded_states = encode_keys(keys, deleted), self._state_type.encode(states)
+        encoded_keys = encode_keys(keys, deleted)
+        encoded_states = self._state_type.encode(states, checked=self._to_check > 0)
+        self._to_check -= len(states)
         size, entries = len(encoded_keys.body) + len(encoded_states), len(keys) + len(deleted)
         self._bytes_per_entry = size / max(1, entries)
         if size > _SECTION_TARGET and entries > 1:

@@ -1,11 +1,11 @@
 """The type of an operator's state: how it is encoded, whether it must be cloned, and what it can be restored from.
 
-Everything that `encode` returns, `decode` accepts: encoding checks values against the type, since a snapshot that
-cannot be restored would only be noticed when it is needed. States that are kept by an Avro schema lie in the same
-msgpack array as others, each as a byte string; their writer's schema is the one that the index notes, for all of them:
-where it changes, or the version does, a table's first snapshot writes the state whole. So all states of a checkpoint
-are of one version, and once it is taken no older one is read any more. It does so too where fields of the states are
-dropped: what code of before has dropped does not come back with newer code.
+Everything that a checked `encode` returns, `decode` accepts: a snapshot that cannot be restored would only be noticed
+when it is needed. States that are kept by an Avro schema lie in the same msgpack array as others, each as a byte
+string; their writer's schema is the one that the index notes, for all of them: where it changes, or the version does, a
+table's first snapshot writes the state whole. So all states of a checkpoint are of one version, and once it is taken no
+older one is read any more. It does so too where fields of the states are dropped: what code of before has dropped does
+not come back with newer code.
 """
 
 from __future__ import annotations
@@ -194,9 +194,15 @@ class StateType(Generic[S]):
             self.sharing[kind] = _overlap(self._parts, _parts_of(kind))
         return self.sharing[kind]
 
-    def encode(self, states: Sequence[S]) -> bytes:
-        """*states* as msgpack. Raises `StateUnstorable` for a value that could not be decoded again as it was."""
-        return self._encoded(states)[0]
+    def encode(self, states: Sequence[S], *, checked: bool = True) -> bytes:
+        """*states* as msgpack. Raises `StateUnstorable` for a value that cannot be encoded; where it is *checked*, also
+        for one that could not be decoded again as it was."""
+        if checked:
+            return self._encoded(states)[0]
+        try:
+            return self._packing.encode(states)
+        except _NOT_OF_TYPE as error:
+            raise self._unstorable(states, error) from error
 
     def _encoded(self, states: Sequence[S]) -> tuple[bytes, list[S]]:
         """*states* as msgpack, and what is read from it."""

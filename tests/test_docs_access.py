@@ -24,11 +24,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its stubs h
 )
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.cli.doctor.examination import examine, traces_of
 from exactlyonce.connectors.embedded.broker import HOST, EmbeddedBroker, free_port
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
+from exactlyonce.views.doctor.examination import examine, traces_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.exhaustive]
 

@@ -8,27 +8,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import get_args
 
-from exactlyonce.checkpoint.records.storage_url import TOPIC
+import pytest
+from generate import COMMAND_LINE, command_line, settings
+from generate import SETTINGS as SETTINGS_PAGE
+
 from exactlyonce.checkpoint.restart import STRATEGIES, restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.states import CHECKPOINT_TRANSITIONS, JOB_TRANSITIONS
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors.kafka.client_config import _SECURITY_KNOWN, MECHANISMS, OWNED, PROTOCOLS
-from exactlyonce.engines.configuration import (
-    _COUNTS,
-    _DURATIONS,
-    _FLAGS,
-    _RUN,
-    _SAVEPOINT,
-    _STATE,
-    _WORDS,
-    options_from,
-)
 from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ExactlyOnceError
-from exactlyonce.pipeline.sizes import byte_count
 from exactlyonce.sinks.kafka.transaction_pool import SLOT_TRANSITIONS
 
 Table = Callable[..., list[dict[str, str]]]
@@ -60,10 +52,6 @@ def test_every_setting_is_documented(table: Table) -> None:
     rows = table(*OPTIONS)
     named = {name for row in rows for name in code(row["command line"])}
     assert named | {"--restart", "--help"} == run_options()
-    sections = {"run": (*_RUN, *_SAVEPOINT), "checkpoint": (*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS), "state": _STATE}
-    expected = {f"[{section}] {name}" for section, names in sections.items() for name in names}
-    keys = {code(row["in the file"])[0] for row in rows if row["in the file"]}
-    assert keys == expected | {"[kafka]", "[kafka] bootstrap.servers"}
 
 
 def test_every_option_has_its_name_in_flink_or_none(table: Table) -> None:
@@ -76,25 +64,11 @@ def test_every_option_has_its_name_in_flink_or_none(table: Table) -> None:
     assert named | {"--help", "--no-incremental", "--no-standby"} == run_options()
 
 
-def test_the_defaults_are_those_of_the_code(table: Table) -> None:
-    options = options_from({"bootstrap_servers": "127.0.0.1:9092"})
-    told = {code(row["in the file"])[0]: row["default"].strip("`") for row in table(*OPTIONS) if row["in the file"]}
-    reads: dict[str, Callable[[str], object]] = {
-        **{f"{name}_ms": duration_ms for name in _DURATIONS if name != "transaction_timeout"},
-        **dict.fromkeys(_FLAGS, {"off": False, "on": True}.__getitem__),
-        **dict.fromkeys(_COUNTS, int),
-        **{name: str for name in _WORDS if name != "storage"},
-    }
-    for name, read in reads.items():
-        assert getattr(options.checkpoint, name) == read(told[f"[checkpoint] {name.removesuffix('_ms')}"]), name
-    running = {name: getattr(options, name) for name in _RUN}
-    assert running.pop("standby") is {"off": False, "on": True}[told["[run] standby"]]
-    assert {name: str(value) for name, value in running.items()} == {name: told[f"[run] {name}"] for name in running}
-    assert (options.checkpoint.storage, told["[checkpoint] storage"]) == (TOPIC, "the topic")
-    assert options.state.backend == told["[state] backend"]
-    assert options.state.memory_bytes == byte_count(told["[state] memory"])
-    assert options.restoration is None
-    assert [told[f"[run] {name}"] for name in _SAVEPOINT] == ["none", "none", "off"]
+@pytest.mark.parametrize(
+    ("page", "written"), [(COMMAND_LINE, command_line), (SETTINGS_PAGE, settings)], ids=["cli", "settings"]
+)
+def test_the_pages_are_those_that_are_generated(page: Path, written: Callable[[str], str]) -> None:
+    assert written(page.read_text()) == page.read_text(), "run: .venv/bin/python docs/generate.py"
 
 
 def test_the_transaction_timeouts_are_as_calculated(table: Table) -> None:

@@ -9,7 +9,7 @@ put back or made anew: going on would write again, or never. Pure procedures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,6 +34,19 @@ NOTED_INTERVAL_MS = 30_000
 
 Positions = Mapping[tuple[str, int], int]
 """By sink and subtask, the checkpoint that a ledger has."""
+Batch = tuple[StoreCommittable, ...]
+"""Committables of one sink that a store is asked for in one request, oldest first."""
+
+
+class StagingSink(NamedTuple):
+    """A sink whose output waits until the leader commits it to a store."""
+
+    digest: str
+    """Of its description: only a sink of the same one knows what was set aside, and for what."""
+    ledger: str = ""
+    """Where its ledger is, for people."""
+    at_once: bool = False
+    """Whether its store commits all that a checkpoint has for the sink in one step; else subtask by subtask."""
 
 
 class UnderWay(NamedTuple):
@@ -65,17 +78,18 @@ def positions_of(manifest: Manifest | None) -> dict[tuple[str, int], int]:
 
 
 def in_order(
-    committables: Iterable[StoreCommittable], before: Positions, descriptions: Mapping[str, str]
+    committables: Iterable[StoreCommittable], before: Positions, sinks: Mapping[str, StagingSink]
 ) -> tuple[StoreCommittable, ...]:
     """*committables* as they are to be committed, each with what the ledger has by then, and with its sink's digest.
 
     *before*: what the ledgers have now."""
-    positions, found = dict(before), []
-    for each in sorted(committables, key=lambda committable: (committable.checkpoint, *committable.writer)):
-        known = {"previous": positions.get(each.writer, 0), "description": descriptions.get(each.sink, "")}
-        found.append(msgspec.structs.replace(each, **known))
-        positions[each.writer] = each.checkpoint
-    return tuple(found)
+    positions, ordered = dict(before), []
+    for committable in sorted(committables, key=lambda committable: (committable.checkpoint, *committable.writer)):
+        digest = sinks[committable.sink].digest if committable.sink in sinks else ""
+        previous = positions.get(committable.writer, 0)
+        ordered.append(msgspec.structs.replace(committable, previous=previous, description=digest))
+        positions[committable.writer] = committable.checkpoint
+    return tuple(ordered)
 
 
 def ledger_after(committables: Iterable[StoreCommittable], before: Positions) -> tuple[tuple[str, int, int], ...]:
@@ -90,10 +104,7 @@ class StagedCommits(CommitProtocol):
     it: it refuses whoever was fenced, at whatever time."""
 
     clock: Clock
-    descriptions: Mapping[str, str]
-    """By sink that stages, a digest of its description."""
-    ledgers: Mapping[str, str] = field(default_factory=dict)
-    """Of the same sinks, where the ledger of each is, for people."""
+    sinks: Mapping[str, StagingSink]
     timeout_ms: int
     """For how long a store is waited for from the first attempt on that failed."""
     note: Callable[[str], None]
@@ -114,7 +125,7 @@ class StagedCommits(CommitProtocol):
     def fence(self, newest: Manifest | None, finalized: Manifest | None) -> Procedure[None]:
         known = positions_of(finalized)
         highest = newest.checkpoint if newest is not None else 0
-        for sink in self.descriptions:
+        for sink in self.sinks:
             try:
                 found = yield from self._persistently(FenceStore(sink, self._incarnation, self._origin), sink)
             except ForeignLedger as foreign:
@@ -127,12 +138,12 @@ class StagedCommits(CommitProtocol):
         return (yield from self._commit(manifest, accept_loss=accept_loss))
 
     def clean(self) -> Procedure[None]:
-        for sink in self.descriptions:
+        for sink in self.sinks:
             yield from self._persistently(CleanStore(sink, self._incarnation, self.attempt), sink)
 
     def entered(self, manifest: Manifest, plan: Planned, before: Manifest | None) -> Manifest:
         positions = positions_of(before)
-        staged = in_order((each.committable for each in plan.staged), positions, self.descriptions)
+        staged = in_order((each.committable for each in plan.staged), positions, self.sinks)
         return msgspec.structs.replace(manifest, staged=staged, ledger=ledger_after(staged, positions))
 
     def commit(self, manifest: Manifest) -> Procedure[Fates]:
@@ -145,29 +156,40 @@ class StagedCommits(CommitProtocol):
         that it was committed.
         """
         fates: dict[str, str] = {}
-        for each in manifest.staged:
+        for batch in self._batches(manifest):
+            sink = batch[0].sink
+            fate = "committed"
             try:
-                yield from self._persistently(CommitStaged(each, self._incarnation, self._origin), each.sink)
-                fates[each.name] = "committed"
+                yield from self._persistently(CommitStaged(batch, self._incarnation, self._origin), sink)
             except ForeignLedger as foreign:
-                raise Halt(_foreign(self._ledger(each.sink), self._origin, foreign.origin)) from None
+                raise Halt(_foreign(self._ledger(sink), self._origin, foreign.origin)) from None
             except LedgerBehind as behind:
-                ledger = self._ledger(each.sink)
-                raise Halt(_behind(ledger, each.subtask, behind.checkpoint, each.previous)) from None
+                previous = max(committable.previous for committable in batch)
+                raise Halt(_behind(self._ledger(sink), _subtasks(batch), behind.checkpoint, previous)) from None
             except (StoreError, DamagedRecord) as error:
                 if not accept_loss and isinstance(error, DamagedRecord):
-                    raise DamagedRecord(_damaged(manifest, each, error)) from error
+                    raise DamagedRecord(_damaged(manifest, batch, error)) from error
                 if not accept_loss:
-                    raise Halt(_refused(manifest, each, error)) from error
-                nothing = msgspec.structs.replace(each, records=0, blocks=(), body=b"")
-                yield from self._persistently(CommitStaged(nothing, self._incarnation, self._origin), each.sink)
-                fates[each.name] = LOSS_ACCEPTED
+                    raise Halt(_refused(manifest, batch, error)) from error
+                fate = LOSS_ACCEPTED
+                nothing = tuple(msgspec.structs.replace(each, records=0, blocks=(), body=b"") for each in batch)
+                yield from self._persistently(CommitStaged(nothing, self._incarnation, self._origin), sink)
                 self.note(
-                    f"checkpoint {manifest.checkpoint}: all {each.records:,} records of subtask {each.subtask} of sink "
-                    f"{each.sink!r} are given up, not only those that could not be written: {error}"
+                    f"checkpoint {manifest.checkpoint}: all {_records(batch):,} records of {_subtasks(batch)} of sink "
+                    f"{sink!r} are given up, not only those that could not be written: {error}"
                 )
+            fates.update(dict.fromkeys((committable.name for committable in batch), fate))
             yield Reached("store-committed")
         return fates
+
+    def _batches(self, manifest: Manifest) -> list[Batch]:
+        """The committables of *manifest*, in requests: those of a sink together if its store commits them at once."""
+        batches: dict[str, list[StoreCommittable]] = {}
+        for committable in manifest.staged:
+            sink = self.sinks.get(committable.sink)
+            together = sink is not None and sink.at_once
+            batches.setdefault(committable.sink if together else committable.name, []).append(committable)
+        return list(map(tuple, batches.values()))
 
     def _persistently(self, request: Request, sink: str) -> Procedure[Any]:
         """The answer to *request*, asked again while the store of *sink* is away, or has not done with it.
@@ -202,7 +224,7 @@ class StagedCommits(CommitProtocol):
             yield from self.meanwhile()
 
     def _ledger(self, sink: str) -> str:
-        return named_ledger(sink, self.ledgers.get(sink, ""))
+        return named_ledger(sink, self.sinks[sink].ledger if sink in self.sinks else "")
 
     def _note(self, text: str) -> None:
         """Say what is waited for, now and then."""
@@ -225,7 +247,7 @@ def require_in_step(ledger: str, found: Mapping[int, int], known: Mapping[int, i
     for subtask in sorted({*found, *known}):
         has, expected = found.get(subtask, 0), known.get(subtask, 0)
         if has < expected:
-            raise Halt(_behind(ledger, subtask, has, expected))
+            raise Halt(_behind(ledger, f"subtask {subtask}", has, expected))
         if has > highest:
             raise Halt(_ahead(ledger, subtask, has, highest))
 
@@ -241,10 +263,10 @@ def named_ledger(sink: str, where: str = "") -> str:
     return f"The ledger of sink {sink!r}" + (f" ({where})" if where else "")
 
 
-def _behind(ledger: str, subtask: int, has: int, expected: int) -> str:
-    found = f"has checkpoint {has}" if has else "has nothing"
+def _behind(ledger: str, subtasks: str, has: int, expected: int) -> str:
+    position = f"has checkpoint {has}" if has else "has nothing"
     return (
-        f"{ledger} {found} for subtask {subtask}, but checkpoint {expected} was committed there: the store was "
+        f"{ledger} {position} for {subtasks}, but checkpoint {expected} was committed there: the store was "
         f"restored from a backup, or its ledger was deleted. What was written since is missing.\n"
         f"  Choices: (1) restore the store as it was after checkpoint {expected}, and run again; (2) {_ANEW}; (3) if "
         f"the sink writes to another place than before, give it another id: it begins with what comes from now on."
@@ -274,28 +296,37 @@ def _foreign(ledger: str, origin: str, other: str) -> str:
     )
 
 
-def _refused(manifest: Manifest, committable: StoreCommittable, error: Exception) -> str:
+def _refused(manifest: Manifest, batch: Batch, error: Exception) -> str:
     return (
-        f"Checkpoint {manifest.checkpoint} was decided, but the store of sink {committable.sink!r} refuses its "
-        f"{committable.records} records of subtask {committable.subtask}: {error}\n"
+        f"Checkpoint {manifest.checkpoint} was decided, but the store of sink {batch[0].sink!r} refuses its "
+        f"{_records(batch)} records of {_subtasks(batch)}: {error}\n"
         f"  Choices: (1) change the store so that it takes them, and run again; "
-        f"{_without(manifest, committable)}"
+        f"{_without(manifest, batch)}"
     )
 
 
-def _damaged(manifest: Manifest, committable: StoreCommittable, error: Exception) -> str:
+def _damaged(manifest: Manifest, batch: Batch, error: Exception) -> str:
     return (
-        f"Checkpoint {manifest.checkpoint} was decided, but the {committable.records} records that wait for the "
-        f"store of sink {committable.sink!r}, of subtask {committable.subtask}, are damaged in the checkpoint topic: "
+        f"Checkpoint {manifest.checkpoint} was decided, but the {_records(batch)} records that wait for the "
+        f"store of sink {batch[0].sink!r}, of {_subtasks(batch)}, are damaged in the checkpoint topic: "
         f"{error}\n"
         f"  Choices: (1) restore the topic from a replica or a backup, and run again; "
-        f"{_without(manifest, committable)}"
+        f"{_without(manifest, batch)}"
     )
 
 
-def _without(manifest: Manifest, committable: StoreCommittable) -> str:
+def _records(batch: Batch) -> int:
+    return sum(committable.records for committable in batch)
+
+
+def _subtasks(batch: Batch) -> str:
+    numbers = sorted({committable.subtask for committable in batch})
+    return f"subtask{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _without(manifest: Manifest, batch: Batch) -> str:
     return (
-        f"(2) go on without all {committable.records} of them, the good ones among them too: "
+        f"(2) go on without all {_records(batch)} of them, the good ones among them too: "
         f"`exactlyonce run ... --accept-loss {manifest.checkpoint}`, in Python "
         f"accept_loss={manifest.checkpoint}.\n"
         f"  Nothing else is affected: state and the other sinks are at checkpoint {manifest.checkpoint}."

@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.records.storage_url import TOPIC
 
 MANIFEST_SIZE_MAX = 256 * 1024
 BLOCK_SIZE_MAX = 1024 * 1024
-SAVEPOINT, RESTORED = "savepoint", "restored"
+SAVEPOINT, RESTORED, SPARK_SINK = "savepoint", "restored", "spark"
 LOSS_ACCEPTED = "loss accepted"
 """The fate of what the user goes on without."""
 
@@ -26,7 +26,7 @@ class BlockRef(msgspec.Struct, frozen=True):
     """Where one block lies in the checkpoint topic, and proof that it is the block that was written.
 
     Outside of the topic key and SHA-256 say where it is, and partition and offset are the same for all; see
-    `checkpoint.store.files.names`.
+    `connectors.blocks.names`.
     """
 
     partition: int
@@ -153,8 +153,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     attempt: int
     kind: str
-    """"initial", "checkpoint", "final" (taken at a clean stop), "savepoint", or "restored" (from one: it has no output,
-    and its interval is none)."""
+    """"initial", "checkpoint", "final" (taken at a clean stop), "savepoint", "restored" (from one: it has no output,
+    and its interval is none), or "spark" (of a sink of Spark)."""
     base: int
     """The completed checkpoint that increments in this one build upon."""
     previous: int
@@ -198,6 +198,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def is_savepoint(self) -> bool:
         """Whether it never expires, and stands on no block of another checkpoint."""
         return self.kind == SAVEPOINT
+
+    @property
+    def is_spark_sink(self) -> bool:
+        """Whether a sink of Spark has taken it, and no pipeline."""
+        return self.kind == SPARK_SINK
 
     @property
     def decided(self) -> set[str]:

@@ -28,7 +28,7 @@ def storage_setting(text: str) -> str:
     """
     if text in ("topic", TOPIC):
         return TOPIC
-    return storage_url(text, setting("storage"), or_else="topic, the default")
+    return storage_url(text, setting("checkpoint_storage"), or_else="topic, the default")
 
 
 def setting_of(storage: str) -> str:

@@ -1,4 +1,4 @@
 """The subcommands of `exactlyonce`, one module each: its arguments, and what it does. `starter/` is what `init` writes.
 
-May import `cli`, its other rooms and everything below them; only `cli.main` imports them.
+May import `cli` and everything below it; only `cli.main` imports them.
 """

@@ -54,8 +54,8 @@ def audit(args: argparse.Namespace) -> int:
     pipeline = loaded(args)
     progress = LineOfProgress(pipeline.pipeline.name, json=args.json)
     try:
-        with replaying(args, pipeline.pipeline.name, progress.stage) as (submit, staging):
-            work = Audit(pipeline, config, submit, staging, progress, ignore_foreign=args.ignore_foreign)
+        with replaying(args, pipeline.pipeline.name, progress.stage) as where:
+            work = Audit(pipeline, config, where.submit, where.staging, progress, ignore_foreign=args.ignore_foreign)
             report = work.run(args.first, args.last)
     finally:
         progress.close()

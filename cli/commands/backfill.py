@@ -11,21 +11,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_restoring, loaded, named
+from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_settings, loaded, named
 from exactlyonce.cli.spark_arguments import (
     SPARK_TEXT,
     add_json,
     add_leading,
     add_spark,
-    chosen_parallelism,
-    default_parallelism,
     executors,
     leading_options,
 )
+from exactlyonce.engines.options import CHUNK_RECORDS, Restoration, RunOptions
+from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
     from exactlyonce.cli.spark_progress import LineOfProgress
@@ -77,11 +76,12 @@ def _arguments(parser: Parser) -> None:
         "--chunk-records",
         metavar="N",
         type=int,
-        default=5_000_000,
-        help="what one checkpoint reads at most (default: 5000000)",
+        default=CHUNK_RECORDS,
+        help=f"what one checkpoint reads at most (default: {CHUNK_RECORDS})",
     )
     add_spark(parser)
-    add_restoring(parser.add_argument_group("savepoints"))
+    dropped = declared(RunOptions)["allow_dropped_fields"]
+    add_settings(parser.add_argument_group("savepoints"), *declared(Restoration).values(), dropped)
     add_leading(parser)
     add_json(parser)
 
@@ -98,67 +98,34 @@ def catch_up(args: argparse.Namespace) -> int:
 
 def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     from exactlyonce.cli.spark_progress import LineOfProgress
-    from exactlyonce.engines.bounded.catch_up import CatchingUp, judge, refuse_unaligned
-    from exactlyonce.engines.bounded.leadership import history_if_any, refuse_if_running
+    from exactlyonce.engines.bounded.catch_up import CatchUp
     from exactlyonce.engines.bounded.stop_offsets import StopOffsets
-    from exactlyonce.engines.savepoints.restoring import is_restored
+    from exactlyonce.engines.configuration import parallelism_given
     from exactlyonce.engines.stop_signals import handling_stop_signals
-    from exactlyonce.pipeline.errors import ConfigError
 
-    if args.chunk_records < 1:
-        raise ConfigError(f"--chunk-records is {args.chunk_records}: it must be at least 1.")
     stop_offsets, options = StopOffsets.parse(args.to), leading_options(args)
     pipeline = loaded(args)
-    name, graph = pipeline.pipeline.name, pipeline.pipeline.build()
-    history = history_if_any(options.client, name)
-    latest = history.latest if history is not None else None
-    begins = options.restoration is not None and not is_restored(options.restoration, latest)
-    if latest is None and not from_nothing and not begins:
-        raise ConfigError(
-            f"Pipeline {name!r} has no checkpoint to go on from: begin with `exactlyonce backfill {named(args)}` or "
-            f"`exactlyonce run {named(args)}`."
-        )
-    if not begins:
-        refuse_unaligned(latest, named(args))
-    if not args.take_over:
-        refuse_if_running(history)
-    began_s, progress, stopping = time.monotonic(), LineOfProgress(name, json=args.json), threading.Event()
-    chosen = chosen_parallelism(args, graph, latest)
-    options = replace(options, parallelism=chosen or 1)
-    judged: list[str] = []
-
-    def note(text: str) -> None:
-        judged.append(text)
-        progress.note(text)
-
-    begun = None if begins or (history is not None and history.condemned) else latest
-    most = judge(pipeline, options, stop_offsets, begun, note)
+    name, began_s, stopping = pipeline.pipeline.name, time.monotonic(), threading.Event()
+    progress = LineOfProgress(name, json=args.json)
+    work = CatchUp(
+        loaded=pipeline, options=options, parallelism=parallelism_given(vars(args)), progress=progress,
+        stop_offsets=stop_offsets, chunk_records=args.chunk_records, from_nothing=from_nothing, follow=follow,
+        take_over=args.take_over, named=named(args), stopping=stopping,
+    )  # fmt: skip
+    work.judge()
     with executors(args, name, progress.stage) as where:
-        if chosen is None:
-            options = replace(options, parallelism=default_parallelism(where.cores(), most, progress.note))
-        work = CatchingUp(
-            loaded=pipeline,
-            options=options,
-            submit=where.submit,
-            staging=where.staging,
-            progress=progress,
-            stop_offsets=stop_offsets,
-            chunk_records=args.chunk_records,
-            follow=follow,
-            stopping=stopping,
-            judged=judged,
-        )
+        work.choose_parallelism(where)
         try:
             with handling_stop_signals(_handler(stopping, progress)):
-                summary = work.run()
+                summary = work.run(where)
         finally:
             progress.close()
-        _sum_up(args, name, summary, options.parallelism, time.monotonic() - began_s)
+        _sum_up(args, name, summary, time.monotonic() - began_s)
     return 0
 
 
 def _handler(stopping: threading.Event, progress: LineOfProgress) -> Callable[[int, FrameType | None], None]:
-    """What a signal does: the first one asks for an end after the present checkpoint, the second one breaks it off."""
+    """A handler of signals: the first asks for an end after the present checkpoint, the second breaks it off."""
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stopping.is_set():
@@ -169,7 +136,7 @@ def _handler(stopping: threading.Event, progress: LineOfProgress) -> Callable[[i
     return asked
 
 
-def _sum_up(args: argparse.Namespace, name: str, summary: Summary, parallelism: int, elapsed_s: float) -> None:
+def _sum_up(args: argparse.Namespace, name: str, summary: Summary, elapsed_s: float) -> None:
     manifest = summary.manifest
     if args.json:
         offsets: dict[str, dict[str, int]] = {}
@@ -178,7 +145,7 @@ def _sum_up(args: argparse.Namespace, name: str, summary: Summary, parallelism: 
         figures = {
             "pipeline": name, "checkpoint": manifest.checkpoint, "checkpoints": summary.checkpoints,
             "records_in": summary.records, "skipped": summary.skipped_count, "records_out": summary.records_out,
-            "parallelism": parallelism, "work_ms": summary.work_ms, "elapsed_ms": round(elapsed_s * 1000),
+            "parallelism": summary.parallelism, "work_ms": summary.work_ms, "elapsed_ms": round(elapsed_s * 1000),
             "offsets": offsets, "skipped_records": [
                 {"source": each.source, "topic": each.topic, "partition": each.partition, "count": each.count,
                  "offsets": [offset for offset, _ in each.first]}
@@ -197,7 +164,7 @@ def _sum_up(args: argparse.Namespace, name: str, summary: Summary, parallelism: 
 
 
 def _skipped(summary: Summary) -> str:
-    """What is said of the records that were skipped, if there are any."""
+    """A clause on the records that were skipped, if there are any."""
     if not summary.skipped:
         return ""
     places = [

@@ -46,9 +46,9 @@ def add(commands: Commands) -> None:
 
 def cancel(args: argparse.Namespace) -> int:
     """Ask, wait, delete what is condemned, and say what is left."""
-    from exactlyonce.checkpoint.store.log_reader import read_topic
-    from exactlyonce.cli import asking
     from exactlyonce.cli.lines import note_for
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
+    from exactlyonce.engines import asking
     from exactlyonce.engines.erasing.erase import erase_condemned
     from exactlyonce.pipeline.durations import duration_ms
 
@@ -72,10 +72,9 @@ def cancel(args: argparse.Namespace) -> int:
 
 def _required_run(history: History) -> Incarnation:
     """The one that is to end; ConfigError where there is nobody to ask."""
-    from exactlyonce.cli.asking import living_run
-    from exactlyonce.engines.spark.sink.position import KIND
+    from exactlyonce.engines.asking import living_run
 
-    if history.latest is not None and history.latest.kind == KIND:
+    if history.latest is not None and history.latest.is_spark_sink:
         raise ConfigError(f"{history.pipeline} is a sink of Spark: stop its query instead.")
     living = living_run(history)
     if living is None:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
+from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import (
     Commands,
-    add_checkpointing,
     add_cluster,
     add_command,
     add_pipeline_name,
+    add_settings,
     client,
+    given,
     name_and_graph,
-    settings_of,
 )
+from exactlyonce.pipeline.settings import declared
+from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
-    from exactlyonce.cli.doctor.findings import Findings
-    from exactlyonce.cli.doctor.subject import Subject
+    from exactlyonce.views.doctor.findings import Diagnosis, Findings
+    from exactlyonce.views.doctor.subject import Subject
 
 _EXAMPLES = """\
 Find out what is wrong around a pipeline or a sink of Spark: whose transactions hold
@@ -38,9 +42,8 @@ examples:
   exactlyonce doctor orders:pipeline --deep
   exactlyonce doctor order-totals --json
 """
-_CHECKPOINTING = (
-    "checkpoint-interval", "checkpoint-timeout", "tolerable-failed", "restart-budget", "transaction-timeout"
-)  # fmt: skip
+_CHECKPOINTING = ("interval_ms", "timeout_ms", "tolerable_failed", "restart_budget_ms", "transaction_timeout_ms")
+_LABEL_WIDTH = 7
 FOUND = 1
 """The exit code where something is wrong, or may be, for it could not be looked at."""
 
@@ -58,28 +61,27 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--json", action="store_true", help="as one JSON document")
     group = parser.add_argument_group("checkpoints", "as the run has them, to be compared with the brokers' settings")
-    add_checkpointing(group, _CHECKPOINTING)
+    add_settings(group, *(declared(CheckpointSettings)[name] for name in _CHECKPOINTING))
     add_cluster(parser)
 
 
 def doctor(args: argparse.Namespace) -> int:
     """Examine, print, and say by the exit code whether anything is wrong."""
-    from exactlyonce.cli.doctor.examination import examine, traces_of
     from exactlyonce.engines.configuration import options_from
     from exactlyonce.engines.system_clock import SystemClock
     from exactlyonce.pipeline.durations import duration_ms
+    from exactlyonce.views.doctor.examination import examine, traces_of
 
     older_than_ms = duration_ms(args.older_than, "--older-than")
     config = client(args)
-    given = settings_of(args, (*_CHECKPOINTING, "bootstrap-servers", "config"))
-    settings = options_from({**given, "kafka": dict(args.kafka)}).checkpoint
+    settings = options_from(given(args, CheckpointSettings)).checkpoint
     name, graph = name_and_graph(args)
     traces = traces_of(config, name, graph)
     subject, findings = examine(
         config, traces, graph, settings, now_ms=SystemClock().now_ms(), older_than_ms=older_than_ms, deep=args.deep
     )
     if args.json:
-        print(json.dumps({"pipeline": name, "running": subject.sign_of_life or None, **findings.as_json()}))
+        print(json.dumps({"pipeline": name, "running": subject.sign_of_life or None, **as_json(findings)}))
     else:
         print(*_as_text(subject, findings), sep="\n")
     return FOUND if findings.problems or findings.failed else 0
@@ -90,13 +92,43 @@ def _as_text(subject: Subject, findings: Findings) -> Iterator[str]:
     state = subject.sign_of_life or "it does not run"
     yield from text.labelled(f"{subject.name} at {subject.config.bootstrap_servers}: ", state, 0, width, "")
     yield ""
-    yield from findings.as_text(width)
+    yield from as_text(findings, width)
     notes = len(findings.diagnoses) - findings.problems
-    failed = [f"{text.counted(findings.failed, 'check')} failed"] if findings.failed else []
+    failed = [f"{counted(findings.failed, 'check')} failed"] if findings.failed else []
     none = "nothing else is known to be wrong" if failed else "nothing is wrong"
-    verdict = text.counted(findings.problems, "problem") if findings.problems else none
-    said = [*failed, verdict, *([text.counted(notes, "note")] if notes else [])]
+    verdict = counted(findings.problems, "problem") if findings.problems else none
+    said = [*failed, verdict, *([counted(notes, "note")] if notes else [])]
     yield ""
-    yield f"{subject.name}: {', '.join(said)}; {text.counted(len(findings.checked), 'check')} made, " + (
+    yield f"{subject.name}: {', '.join(said)}; {counted(len(findings.checked), 'check')} made, " + (
         f"{len(findings.unchecked)} not made or not whole." if findings.unchecked else "all of them."
     )
+
+
+def as_json(findings: Findings) -> dict[str, Any]:
+    """The findings for machines."""
+    return {
+        "problems": findings.problems,
+        "findings": [vars(diagnosis) for diagnosis in findings.diagnoses],
+        "checked": findings.checked,
+        "not_checked": [unchecked._asdict() for unchecked in findings.unchecked],
+    }
+
+
+def as_text(findings: Findings, width: int) -> Iterator[str]:
+    """The findings for people, the gravest first."""
+    for diagnosis in sorted(findings.diagnoses, key=attrgetter("level"), reverse=True):  # problems, then notes
+        yield from _lines(diagnosis, width)
+        yield ""
+    if findings.checked:
+        yield from text.labelled("checked", "; ".join(findings.checked), 13, width, "")
+    for what, why, failed in sorted(findings.unchecked, key=attrgetter("failed")):
+        yield from text.labelled("failed" if failed else "not checked", f"{what}: {why}", 13, width, "")
+
+
+def _lines(diagnosis: Diagnosis, width: int) -> Iterator[str]:
+    yield from text.labelled(f"{diagnosis.level}: ", diagnosis.what, len(diagnosis.level) + 2, width, "")
+    for label, content in (("whose", diagnosis.whose), ("do", diagnosis.do)):
+        if content:
+            yield from text.labelled(label, content, _LABEL_WIDTH, width, "    ")
+    for command in diagnosis.run:  # in one line, however long, to be copied
+        yield f"    {'run':<{_LABEL_WIDTH}}{command}"

@@ -12,8 +12,7 @@ from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, clien
 from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, replaying
 
 if TYPE_CHECKING:
-    from exactlyonce.checkpoint.records.manifest import Manifest
-    from exactlyonce.engines.bounded.replay.reproduce import Count
+    from exactlyonce.engines.bounded.replay.reproduce import Replayed
 
 _EXAMPLES = f"""\
 Compute the output of one checkpoint again: its interval of the input, on the state of
@@ -45,66 +44,46 @@ def add(commands: Commands) -> None:
 
 def replay(args: argparse.Namespace) -> int:
     """Run it; 1 if the counts are not those of the checkpoint."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
     from exactlyonce.cli.spark_progress import LineOfProgress
-    from exactlyonce.engines.bounded.replay.recompute import interval_of, recomputed
-    from exactlyonce.engines.bounded.replay.reproduce import agree, counts, produce_into
+    from exactlyonce.engines.bounded.replay.reproduce import Replay
 
     config = client(args)
     pipeline = loaded(args)
     name = pipeline.pipeline.name
-    history = read_history(config.confluent(), name)
-    interval = interval_of(history, args.checkpoint)
-    manifest = interval.manifest
-    sink = _sink(args, manifest) if args.into else ""
-    progress, produced = LineOfProgress(name, json=args.json), 0
+    work = Replay(pipeline, config, args.checkpoint, into=args.into, sink=args.sink)
+    progress = LineOfProgress(name, json=args.json)
     try:
-        with replaying(args, name, progress.stage) as (submit, staging):
-            progress.began(manifest, interval.offsets)
-            with recomputed(pipeline, config, interval, submit, staging) as again:
-                found = counts(config, history, manifest, again)
-                if args.into:
-                    produced = produce_into(config, manifest, again, sink, args.into)
+        with replaying(args, name, progress.stage) as where:
+            replayed = work.run(where, progress)
     finally:
         progress.close()
-    same = agree(found)
     if args.json:
         figures = {
-            "pipeline": name, "checkpoint": args.checkpoint, "base": interval.base.checkpoint,
-            "records_in": again.records, "skipped": again.skipped, "agrees": same,
-            "counts": [asdict(each) for each in found], "into": args.into, "records_produced": produced,
+            "pipeline": name, "checkpoint": args.checkpoint, "base": replayed.base, "records_in": replayed.records,
+            "skipped": replayed.skipped, "agrees": replayed.agrees,
+            "counts": [asdict(count) for count in replayed.counts], "into": args.into,
+            "records_produced": replayed.produced,
         }  # fmt: skip
         print(json.dumps(figures), flush=True)
     else:
-        print(*_text(args, found, same, again.records, produced), sep="\n")
-    return 0 if same else DIFFERS
+        print(*_text(args, replayed), sep="\n")
+    return 0 if replayed.agrees else DIFFERS
 
 
-def _sink(args: argparse.Namespace, manifest: Manifest) -> str:
-    """The sink whose records are produced."""
-    from exactlyonce.pipeline.errors import ConfigError
-
-    ids = [sink for sink, _, _ in manifest.sinks]
-    if args.sink is None and len(ids) == 1:
-        return ids[0]
-    if not ids:
-        raise ConfigError("None of the pipeline's sinks writes to Kafka: there is nothing that --into could get.")
-    if args.sink not in ids:
-        raise ConfigError(f"Say whose records --into is to get: --sink with one of {', '.join(ids)}.")
-    return str(args.sink)
-
-
-def _text(args: argparse.Namespace, found: list[Count], same: bool, records: int, produced: int) -> Iterator[str]:
-    from exactlyonce.cli.text import counted, table
+def _text(args: argparse.Namespace, replayed: Replayed) -> Iterator[str]:
+    from exactlyonce.cli.text import table
+    from exactlyonce.pipeline.sizes import counted
 
     rows = [
         (each.sink, each.topic, "any" if each.partition is None else str(each.partition), str(each.replayed),
          "" if each.decided is None else str(each.decided))
-        for each in found
+        for each in replayed.counts
     ]  # fmt: skip
     if rows:
         yield from table(("sink", "topic", ">partition", ">replayed", ">decided"), rows)
-    verdict = "the counts are those that were decided" if same else "the counts are not those that were decided"
-    yield f"checkpoint {args.checkpoint}, {counted(records, 'record')} in: {verdict}."
+    verdict = (
+        "the counts are those that were decided" if replayed.agrees else "the counts are not those that were decided"
+    )
+    yield f"checkpoint {args.checkpoint}, {counted(replayed.records, 'record')} in: {verdict}."
     if args.into:
-        yield f"{counted(produced, 'record')} written to {args.into}."
+        yield f"{counted(replayed.produced, 'record')} written to {args.into}."

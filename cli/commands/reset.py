@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
-    from exactlyonce.cli.traces import Traces
+    from exactlyonce.engines.traces import Traces
 
 _DECLINED = 1
 _LABEL_WIDTH = 15
+_CLOSED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 
 _EXAMPLES = """\
 Forget what a pipeline, or a sink of Spark, has done: its checkpoints with all state, its
@@ -40,7 +43,7 @@ def add(commands: Commands) -> None:
 
 def reset(args: argparse.Namespace) -> int:
     """Show, ask, erase."""
-    from exactlyonce.cli.traces import erase, find
+    from exactlyonce.engines.traces import erase, find
 
     config = client(args)
     traces = find(config, pipeline_name(args))
@@ -81,11 +84,45 @@ def _newest(traces: Traces) -> tuple[int, int] | None:
 
 def _show(traces: Traces, bootstrap_servers: str) -> None:
     width = text.terminal_width()
-    going, staying = f"Of {traces.pipeline} at {bootstrap_servers}, this goes:", "This stays:"
-    for title, parts in ((going, traces.going()), (staying, traces.staying())):
-        print(title)
+    title = f"Of {traces.pipeline} at {bootstrap_servers}, this goes:"
+    for line, parts in ((title, going(traces)), ("This stays:", staying(traces))):
+        print(line)
         for label, content in parts:
             print(*text.labelled(label, content, _LABEL_WIDTH, width), sep="\n")
+
+
+def going(traces: Traces) -> Iterator[tuple[str, str]]:
+    """The parts that a reset takes away, with labels."""
+    history = traces.history
+    if traces.topic:
+        numbers = ", ".join(str(manifest.checkpoint) for manifest in history.retained) if history else ""
+        which = f"{numbers or 'none'}, and all state" if history else "unreadable ones"
+        yield "checkpoints", f"{which}: topic {traces.topic}"
+    for storage in traces.storages():
+        yield "", f"all files of this pipeline in {storage}"
+    if traces.unreadable:
+        yield "", f"{traces.unreadable} If blocks were kept outside of the topic, nobody knows where: they stay."
+    if traces.transactions:
+        still_open = sum(transaction.state not in _CLOSED for transaction in traces.transactions)
+        fenced = f"{counted(len(traces.transactions), 'id')} fenced, so that no older process can write"
+        yield "transactions", f"{still_open} open, which is aborted; {fenced}" if still_open else fenced
+    if history and history.unfinalized:
+        number = history.unfinalized.checkpoint
+        yield "", f"Checkpoint {number} is decided, but its output may not be visible yet: a run would finish it."
+    topics = [f"{topic} ({counted(len(some), 'partition')})" for topic, some in traces.inputs().items()]
+    if topics:
+        yield "group offsets", f"of group {traces.pipeline} in {', '.join(topics)}"
+
+
+def staying(traces: Traces) -> Iterator[tuple[str, str]]:
+    """The parts that a reset leaves, with labels."""
+    yield "input", ", ".join(traces.inputs()) or "all topics"
+    sinks = traces.stores()
+    if traces.outputs() or not sinks:
+        topics = ", ".join(traces.outputs()) or "all topics"
+        yield "output", f"{topics}; a new run writes it again, beside what is there"
+    if sinks:
+        yield "stores", f"what {', '.join(sinks)} wrote, and its ledger; a new run halts until both are emptied"
 
 
 def _agreed(pipeline: str) -> bool:

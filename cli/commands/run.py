@@ -6,24 +6,20 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.arguments import (
-    CHECKPOINTING,
-    KEEPING_STATE,
-    RESTORING,
     Commands,
     Parser,
-    add_checkpointing,
     add_cluster,
     add_command,
     add_pipeline,
-    add_repair,
-    add_restoring,
-    add_skip,
-    add_state,
+    add_settings,
+    given,
     loaded,
-    settings_of,
 )
 from exactlyonce.engines.events import LEVELS
+from exactlyonce.engines.options import Restoration, RunOptions, StateSettings
+from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
     from exactlyonce.engines.local.reporting import Reporter
@@ -49,13 +45,8 @@ In a terminal a line on stderr shows how it stands; otherwise each checkpoint is
 of JSON there, while nothing is read one a minute. Durations T are written 500ms, 1.5s,
 10m or 1h.
 """
-_SETTINGS = (
-    *RESTORING,
-    *("bootstrap_servers", "config", "inline", "accept_loss", "skip", "repair", "restart", "parallelism", "until"),
-    "standby",
-    *CHECKPOINTING,
-    *KEEPING_STATE,
-)
+STOPPING = "stopping after a last checkpoint, if anything runs (asked again, it ends at once)"
+ENDING_AT_ONCE = "ending at once, without a last checkpoint"
 
 
 def add(commands: Commands) -> None:
@@ -63,9 +54,11 @@ def add(commands: Commands) -> None:
     parser = add_command(commands, "run", "MODULE:PIPELINE [options]", "run a pipeline", _EXAMPLES, run)
     add_pipeline(parser)
     _add_running(parser)
-    add_restoring(parser.add_argument_group("savepoints"))
-    add_checkpointing(parser.add_argument_group("checkpoints"), CHECKPOINTING)
-    add_state(parser.add_argument_group("state"))
+    settings = declared(RunOptions)
+    savepoints, checkpoints = parser.add_argument_group("savepoints"), parser.add_argument_group("checkpoints")
+    add_settings(savepoints, *declared(Restoration).values(), settings["allow_dropped_fields"])
+    add_settings(checkpoints, *declared(CheckpointSettings).values(), settings["checkpoint_partitions"])
+    add_settings(parser.add_argument_group("state"), *declared(StateSettings).values())
     add_cluster(parser)
     output = parser.add_argument_group("output, on stderr")
     output.add_argument("--json", action="store_true", help="lines of JSON, also in a terminal")
@@ -81,18 +74,8 @@ def add(commands: Commands) -> None:
 
 
 def _add_running(parser: Parser) -> None:
-    parser.add_argument(
-        "--until",
-        choices=("running", "latest"),
-        help="latest: process what is there, take a last checkpoint and end (default: running, until it is stopped)",
-    )
-    parser.add_argument(
-        "--standby",
-        action=argparse.BooleanOptionalAction,
-        help="wait until no other run of the pipeline leads, then take over (default: take over at once)",
-    )
-    parser.add_argument("--parallelism", metavar="N", type=int, help="worker processes (default: 1)")
-    parser.add_argument("--inline", action="store_true", help="all in one process, for a debugger")
+    settings = declared(RunOptions)
+    add_settings(parser, *(settings[name] for name in ("until", "standby", "parallelism", "inline")))
     parser.add_argument(
         "--restart",
         metavar="STRATEGY",
@@ -100,45 +83,38 @@ def _add_running(parser: Parser) -> None:
         help="after failures: none, fixed_delay:attempts=N,delay=T, failure_rate:failures=N,window=T,delay=T or "
         "exponential_delay:initial=T,max=T (the default)",
     )
-    parser.add_argument(
-        "--accept-loss",
-        metavar="N",
-        type=int,
-        help="give up the output of checkpoint N that a halt has named as lost, and go on",
-    )
-    add_skip(parser)
-    add_repair(parser)
+    add_settings(parser, *(settings[name] for name in ("accept_loss", "skip", "repair")))
 
 
-def restart(text: str) -> dict[str, str]:
+def restart(text: str) -> dict[str, int | str]:
     """A restart strategy as it is written on the command line.
 
     >>> restart("fixed_delay:attempts=3,delay=1s")
-    {'strategy': 'fixed_delay', 'attempts': '3', 'delay': '1s'}
+    {'strategy': 'fixed_delay', 'attempts': 3, 'delay': '1s'}
     """
     strategy, _, options = text.partition(":")
     pairs = [each.partition("=") for each in options.split(",") if each]
     if not strategy or not all(name and value for name, _, value in pairs):
         raise argparse.ArgumentTypeError(f"{text!r}: write it as fixed_delay:attempts=3,delay=1s")
-    return {"strategy": strategy, **{name: value for name, _, value in pairs}}
+    return {"strategy": strategy, **{name: int(value) if value.isdecimal() else value for name, _, value in pairs}}
 
 
-def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What the engine is told, by the names that `Pipeline.run` has for it; None: not given."""
-    return settings_of(args, _SETTINGS) | {"kafka": dict(args.kafka)}
+def settings_given(args: argparse.Namespace) -> dict[str, Any]:
+    """The options as `Pipeline.run` takes them; None: not given."""
+    return given(args, RunOptions, Restoration, CheckpointSettings, StateSettings)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run it until the end, which is clean or raised."""
-    from exactlyonce.cli.notes import SpeakingStopper
+    from exactlyonce.cli.lines import show_from_handler
     from exactlyonce.engines import events
     from exactlyonce.engines.configuration import options_from
     from exactlyonce.engines.local.reporting import JsonReporter, TerminalReporter
-    from exactlyonce.engines.local.run import run_loaded
+    from exactlyonce.engines.local.run import Stopper, run_loaded
 
     args.json = args.json or args.verbose
     level = "debug" if args.verbose else args.log_level
-    options = options_from(settings(args))
+    options = options_from(settings_given(args))
     args.redact = options.client.redact
     options.client.check()
     pipeline = loaded(args)
@@ -146,7 +122,11 @@ def run(args: argparse.Namespace) -> int:
     reporter: Reporter = TerminalReporter(level=level) if in_terminal else JsonReporter(level=level)
     for warning in options.client.warnings:
         reporter.event(events.note(name, warning))
-    manifest = run_loaded(pipeline, options, reporter, SpeakingStopper(name, in_terminal=in_terminal))
+
+    def answer(again: bool) -> None:
+        show_from_handler(name, ENDING_AT_ONCE if again else STOPPING, in_terminal=in_terminal)
+
+    manifest = run_loaded(pipeline, options, reporter, Stopper(answer))
     if in_terminal and manifest is not None and level in ("debug", "info"):
         print(f"{name}: ended cleanly; the next run goes on from checkpoint {manifest.checkpoint}.", file=sys.stderr)
     return 0

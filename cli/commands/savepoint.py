@@ -6,7 +6,7 @@ import argparse
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.history import History
     from exactlyonce.checkpoint.records.manifest import Manifest
     from exactlyonce.connectors.kafka.client_config import ClientConfig
-    from exactlyonce.engines.savepoints.contents import TopicSavepoint
 
 _EXAMPLES = """\
 Take a savepoint of a pipeline that runs, on whatever machine: a checkpoint that never
@@ -59,14 +58,16 @@ def add(commands: Commands) -> None:
 def savepoint(args: argparse.Namespace) -> int:
     """Ask, wait, export, and say what became of it."""
     from exactlyonce.checkpoint.records.storage_url import storage_url
-    from exactlyonce.checkpoint.store.log_reader import read_history
-    from exactlyonce.cli import asking
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+    from exactlyonce.engines import asking
+    from exactlyonce.engines.configuration import absolute
     from exactlyonce.engines.savepoints.exported import require_place
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
     pipeline = pipeline_name(args)
     if args.to is not None:
+        args.to = absolute(args.to)
         require_place(storage_url(args.to, "--to"))
     history = read_history(config.confluent(), pipeline)
     living = asking.living_run(history)
@@ -102,6 +103,8 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 def _newest(history: History, args: argparse.Namespace) -> Manifest:
     """The checkpoint to export of a pipeline that does not run."""
+    from exactlyonce.engines.savepoints.retained import require_finalized
+
     latest = history.latest.checkpoint if history.latest else 0
     if not args.to or args.stop or history.latest is None:
         raise ConfigError(
@@ -109,23 +112,19 @@ def _newest(history: History, args: argparse.Namespace) -> Manifest:
             f"run goes on from checkpoint {latest}. To take one, run it and ask again; or export that checkpoint: --to "
             f"URL, without --stop."
         )
-    if history.unfinalized is not None:
-        raise ConfigError(
-            f"Checkpoint {latest} of {history.pipeline} is decided, and not all of it is known to be committed. Run "
-            f"the pipeline, or `exactlyonce transactions commit {history.pipeline}`, and ask again."
-        )
+    require_finalized(history)
     return history.latest
 
 
 def _shown(config: ClientConfig, manifest: Manifest, args: argparse.Namespace, *, taken: bool) -> str:
     """Show the savepoint; with --to, export it first into a new folder, whose URL is shown as soon as it is whole."""
     from exactlyonce.engines.savepoints.exported import export
-    from exactlyonce.engines.savepoints.retained import unless_expired
+    from exactlyonce.engines.savepoints.retained import opened, unless_expired
 
     url = ""
     try:
         if args.to:
-            with unless_expired(config, manifest), _contents(config, manifest) as contents:
+            with unless_expired(config, manifest), opened(config, manifest) as contents:
                 url = export(contents, args.to)
                 _show(manifest, url, taken=taken, json=args.json)
         else:
@@ -139,24 +138,9 @@ def _shown(config: ClientConfig, manifest: Manifest, args: argparse.Namespace, *
     return url
 
 
-@contextmanager
-def _contents(config: ClientConfig, manifest: Manifest) -> Iterator[TopicSavepoint]:
-    """What the finalized checkpoint of *manifest* holds."""
-    from exactlyonce.checkpoint.store.topic import find_topic
-    from exactlyonce.connectors.kafka.transactions import Transactions
-    from exactlyonce.engines.blocks import block_storage
-    from exactlyonce.engines.savepoints.contents import TopicSavepoint
-
-    with closing(Transactions(config)) as transactions:
-        cluster_id = transactions.cluster_id()
-    topic = find_topic(config.confluent(), manifest.pipeline)
-    with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
-        yield TopicSavepoint(manifest, blocks, cluster_id)
-
-
 def _let_go(config: ClientConfig, manifest: Manifest, url: str, timeout_ms: int, note: Callable[[str], None]) -> None:
     """Have the run delete, in the topic, what is exported."""
-    from exactlyonce.cli import asking
+    from exactlyonce.engines import asking
 
     try:
         asking.delete(config, manifest.pipeline, manifest.checkpoint, timeout_ms, note)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Container, Iterator, Sequence
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, add_cluster, add_command, add_pipeline_name, client, pipeline_name
-from exactlyonce.cli.sn import sn_by_source
-from exactlyonce.pipeline.sizes import shown_bytes
+from exactlyonce.pipeline.sizes import counted, shown_bytes
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -62,7 +60,7 @@ def add(commands: Commands) -> None:
 
 def show(args: argparse.Namespace) -> int:
     """Print the list."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 
     config = client(args)
     history = read_history(config.confluent(), pipeline_name(args))
@@ -99,7 +97,7 @@ def as_text(found: Sequence[Manifest], finalized: Container[int], width: int) ->
     indent = " " * header.index("state")
     for each, line in zip(found, lines, strict=True):
         yield line
-        labels = sn_by_source(each)
+        labels = text.sn_by_source(each)
         label_width = max(map(len, labels), default=0) + 2
         for label, places in labels.items():
             yield from text.labelled(label, places, label_width, width, indent)
@@ -107,78 +105,50 @@ def as_text(found: Sequence[Manifest], finalized: Container[int], width: int) ->
 
 def verify(args: argparse.Namespace) -> int:
     """Read all of it."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
-    from exactlyonce.checkpoint.store.storage import DamagedBlock, UnreadableBlock
-    from exactlyonce.checkpoint.store.topic import find_topic
-    from exactlyonce.engines.blocks import block_storage, damaged_among, references
-    from exactlyonce.engines.savepoints.retained import require_savepoint
-    from exactlyonce.state.errors import DamagedState
+    from exactlyonce.views.savepoints import verified, verified_export
 
-    if not args.savepoint.isdecimal():
-        return _verify_exported(args.savepoint, pipeline_name(args))
-    config = client(args)
-    history = read_history(config.confluent(), pipeline_name(args))
-    manifest = require_savepoint(history, int(args.savepoint))
-    topic = find_topic(config.confluent(), history.pipeline)
-    with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
-        try:
-            wanted = references(manifest, blocks)
-            damage = [*damaged_among(wanted, blocks).values()]
-        except (DamagedBlock, UnreadableBlock, DamagedState) as error:
-            damage = [str(error)]
-    if damage:
-        print(*(f"Savepoint {manifest.checkpoint} cannot be restored: {each}" for each in damage), sep="\n")
-        return _DAMAGED
-    if manifest.checkpoint not in history.finalized:
-        print(f"Savepoint {manifest.checkpoint} is decided, and not known to be committed: the next run finishes it.")
-    print(f"Savepoint {manifest.checkpoint} is whole: {text.counted(len(wanted), 'block')}, unchanged.")
-    return 0
-
-
-def _verify_exported(url: str, pipeline: str) -> int:
-    from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
-
-    _require_url(url)
-    try:
-        found = ExportedSavepoint.at(url)
-        damage = found.damage()
-    except DamagedSavepoint as error:
-        damage = [str(error)]
+    if args.savepoint.isdecimal():
+        found, noun = verified(client(args), pipeline_name(args), int(args.savepoint)), "block"
+        damage = [f"Savepoint {found.checkpoint} cannot be restored: {each}" for each in found.damage]
+        title = f"Savepoint {found.checkpoint}"
+    else:
+        pipeline = pipeline_name(args)
+        found, noun = verified_export(_url(args.savepoint)), "file"
+        damage, title = [*found.damage], f"Savepoint {found.checkpoint} of {found.pipeline}"
+        if not damage and found.pipeline != pipeline:
+            print(f"It is one of {found.pipeline}, not of {pipeline}.")
     if damage:
         print(*damage, sep="\n")
         return _DAMAGED
-    if found.saved.pipeline != pipeline:
-        print(f"It is one of {found.saved.pipeline}, not of {pipeline}.")
-    files = text.counted(found.files, "file")
-    print(f"Savepoint {found.saved.checkpoint} of {found.saved.pipeline} is whole: {files}, unchanged.")
+    if not found.finalized:
+        print(f"{title} is decided, and not known to be committed: the next run finishes it.")
+    print(f"{title} is whole: {counted(found.parts, noun)}, unchanged.")
     return 0
 
 
-def _require_url(text: str) -> None:
-    """ConfigError unless *text*, which is no number, is the URL of a storage."""
+def _url(place: str) -> str:
+    """*place*, which is no number, as it is to be looked for; ConfigError unless it is a storage."""
     from exactlyonce.checkpoint.records.storage_url import storage_url
+    from exactlyonce.engines.configuration import absolute
 
-    storage_url(text, "N|URL", or_else="the number of a savepoint, as it is listed")
-
-
-def _delete_exported(url: str, pipeline: str) -> int:
-    from exactlyonce.engines.savepoints.exported import remove
-
-    _require_url(url)
-    print(f"Savepoint {remove(url, pipeline)} of {pipeline} at {url} is deleted.")
-    return 0
+    url = absolute(place)
+    storage_url(url, "N|URL", or_else="the number of a savepoint, as it is listed")
+    return url
 
 
 def delete(args: argparse.Namespace) -> int:
     """Delete it, and say so."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
-    from exactlyonce.cli.deleting import delete as delete_savepoint
+    from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+    from exactlyonce.engines.savepoints.deleting import delete as delete_savepoint
+    from exactlyonce.engines.savepoints.exported import remove
     from exactlyonce.pipeline.durations import duration_ms
 
     if not args.savepoint.isdecimal():
-        return _delete_exported(args.savepoint, pipeline_name(args))
+        pipeline, url = pipeline_name(args), _url(args.savepoint)
+        print(f"Savepoint {remove(url, pipeline)} of {pipeline} at {url} is deleted.")
+        return 0
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
     history = read_history(config.confluent(), pipeline_name(args))
-    delete_savepoint(config, history, int(args.savepoint), timeout_ms)
+    delete_savepoint(config, history, int(args.savepoint), timeout_ms, text.to_stderr)
     print(f"Savepoint {args.savepoint} of {history.pipeline} is deleted.")
     return 0

@@ -24,10 +24,7 @@ from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.sizes import shown_bytes
 
 if TYPE_CHECKING:
-    from exactlyonce.checkpoint.records.manifest import Manifest
-    from exactlyonce.checkpoint.store.storage import Blocks
-    from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState
-    from exactlyonce.state.index import IndexHead
+    from exactlyonce.views.state import KeyView, OperatorView, StateView
 
 _EXAMPLES = """\
 Show the state that a pipeline keeps: without OPERATOR which operators keep some, with it
@@ -45,7 +42,7 @@ A key is written as it is, or in JSON: 7 finds the number and the text, '["ann",
 tuple.
 """
 _LINES = 1_000
-"""Of a table, if no limit was given: whoever wants it all takes lines of JSON."""
+"""The most keys of a table, if no limit was given: lines of JSON have them all."""
 
 
 def add(commands: Commands) -> None:
@@ -64,39 +61,26 @@ def add(commands: Commands) -> None:
 
 def state(args: argparse.Namespace) -> int:
     """Print it."""
-    from exactlyonce.checkpoint.store.log_reader import read_history
-    from exactlyonce.checkpoint.store.topic import find_topic
-    from exactlyonce.engines.blocks import block_storage
-    from exactlyonce.engines.savepoints.kept_state import kept_state
-    from exactlyonce.engines.savepoints.retained import chosen, unless_expired
+    from exactlyonce.views.state import state_at
 
     if args.key is not None and args.operator is None:
         raise ConfigError("--key is for one operator: name it behind the pipeline.")
     config = client(args)
-    pipeline = pipeline_name(args)
-    history = read_history(config.confluent(), pipeline)
-    manifest, topic = chosen(history, args.at), find_topic(config.confluent(), pipeline)
-    blocks = block_storage(config, topic, manifest.storage, stays_connected=True)
-    try:
-        with unless_expired(config, manifest):
-            if args.operator is None:
-                print(*_operators(manifest, blocks, as_json=args.json), sep="\n")
-            else:
-                _print(manifest, kept_state(manifest, args.operator, blocks), args)
-    finally:
-        blocks.close()
+    with state_at(config, pipeline_name(args), args.at) as view:
+        if args.operator is None:
+            print(*_operators(view, as_json=args.json), sep="\n")
+        else:
+            _print(view, args)
     return 0
 
 
-def _operators(manifest: Manifest, blocks: Blocks, *, as_json: bool) -> Iterator[str]:
-    from exactlyonce.engines.savepoints.kept_state import kept_state
-
-    found = [(each, kept_state(manifest, each.operator, blocks).head()) for each in manifest.operators]
+def _operators(view: StateView, *, as_json: bool) -> Iterator[str]:
+    manifest, found = view.manifest, view.operators()
     if as_json:
-        for each, head in found:
+        for each in found:
             line = {
-                "operator": each.operator, "checkpoint": manifest.checkpoint, "parallelism": each.parallelism,
-                "state_bytes": each.state_bytes, "type": head.schema if head else None,
+                "operator": each.operator, "checkpoint": each.checkpoint, "parallelism": each.parallelism,
+                "state_bytes": each.state_bytes, "type": each.schema,
             }  # fmt: skip
             yield msgspec.json.encode(line).decode()
         return
@@ -105,66 +89,53 @@ def _operators(manifest: Manifest, blocks: Blocks, *, as_json: bool) -> Iterator
         yield "No operator keeps state."
         return
     rows = [
-        (each.operator, shown_bytes(each.state_bytes), str(each.parallelism), type_text(head.schema if head else None))
-        for each, head in found
+        (each.operator, shown_bytes(each.state_bytes), str(each.parallelism), type_text(each.schema)) for each in found
     ]
     yield from ("", *text.table(("operator", ">size", ">subtasks", "state"), rows))
 
 
-def _print(manifest: Manifest, kept: KeptState, args: argparse.Namespace) -> None:
-    head = kept.head()
-    entries = kept.entries() if args.key is None else kept.of_key(args.key)
+def _print(view: StateView, args: argparse.Namespace) -> None:
+    operator, keys = view.operator(args.operator), view.keys(args.operator, args.key)
     if args.json:
-        for line in lines(manifest.checkpoint, kept.operator, head, islice(entries, args.limit)):
+        for line in lines(operator, islice(keys, args.limit)):
             print(line)
         return
     limit = _LINES if args.limit is None else args.limit
-    some = list(islice(entries, limit + 1))
-    type_ = type_text(head.schema if head else None)
-    type_ += f", version {head.version}" if head is not None and head.version > 1 else ""
-    print(f"{kept.operator} of {manifest.pipeline} at checkpoint {manifest.checkpoint}: {type_}")
+    some = list(islice(keys, limit + 1))
+    version = f", version {operator.version}" if operator.version > 1 else ""
+    place = f"{operator.operator} of {view.manifest.pipeline} at checkpoint {operator.checkpoint}"
+    print(f"{place}: {type_text(operator.schema)}{version}")
     if some:
-        print("", *table(some[:limit], head), sep="\n")
+        print("", *table(some[:limit], operator), sep="\n")
     else:
         print("No key has a state." if args.key is None else "This key has no state.")
     if len(some) > limit:
         print("and more: --limit N shows N keys, --json all.")
 
 
-def lines(checkpoint: int, operator: str, head: IndexHead | None, entries: Iterable[KeptEntry]) -> Iterator[str]:
+def lines(operator: OperatorView, keys: Iterable[KeyView]) -> Iterator[str]:
     """A line of JSON for each key."""
-    from exactlyonce.engines.savepoints.kept_state import decoded
     from exactlyonce.state.json_text import json_text
 
-    for each in entries:
-        line = {
-            "operator": operator, "checkpoint": checkpoint, "key_group": each.group,
-            "key": decoded(each.key), "state": decoded(each.state, _schema_of(each, head)), "version": each.version,
-        }  # fmt: skip
-        yield json_text(line)
+    for key in keys:
+        yield json_text({"operator": operator.operator, "checkpoint": operator.checkpoint, **vars(key)})
 
 
-def _schema_of(entry: KeptEntry, head: IndexHead | None) -> Any:
-    """None where *entry* was written by an older version: the schema in *head* is that of the newest."""
-    return head.schema if head is not None and entry.version == head.version else None
-
-
-def table(entries: Sequence[KeptEntry], head: IndexHead | None) -> list[str]:
+def table(keys: Sequence[KeyView], operator: OperatorView) -> list[str]:
     """The lines of a table; with the version of each state where some are of an older one, which may mean something
     else."""
-    columns, rows = (">group", "key", "state"), [row(each, head) for each in entries]
-    if head is None or all(each.version == head.version for each in entries):
+    columns, rows = (">group", "key", "state"), list(map(row, keys))
+    if all(key.version == operator.version for key in keys):
         return text.table(columns, rows)
-    versions = [str(each.version) for each in entries]
+    versions = [str(key.version) for key in keys]
     return text.table((*columns, ">version"), [(*cells, each) for cells, each in zip(rows, versions, strict=True)])
 
 
-def row(entry: KeptEntry, head: IndexHead | None) -> text.Row:
+def row(key: KeyView) -> text.Row:
     """A key's cells of the table."""
-    from exactlyonce.engines.savepoints.kept_state import decoded
     from exactlyonce.state.json_text import json_text
 
-    return (str(entry.group), json_text(decoded(entry.key)), json_text(decoded(entry.state, _schema_of(entry, head))))
+    return (str(key.key_group), json_text(key.key), json_text(key.state))
 
 
 def type_text(schema: Any) -> str:

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli import text
 from exactlyonce.cli.arguments import Commands, Parser, add_cluster, add_command, add_pipeline_name, client
 from exactlyonce.cli.lines import note_for
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
-    from exactlyonce.cli.traces import Traces
-    from exactlyonce.cli.transactions.waiting import WaitingOutput
     from exactlyonce.connectors.kafka.client_config import ClientConfig
+    from exactlyonce.engines.ending.waiting import WaitingOutput
+    from exactlyonce.engines.traces import Traces
     from exactlyonce.pipeline.graph import LogicalGraph
 
 _EXAMPLES = """\
@@ -58,6 +60,9 @@ Nothing is lost, for what was aborted is computed, or written, again. Refused wh
 pipeline runs; with --take-over its coordinator is fenced, and it ends. A sink of Spark
 has no heartbeat while its tasks work: if they do, its batch fails and is written again.
 """
+_COLUMNS = ("transaction", "state", ">open for", ">left", "decided")
+_LABEL_WIDTH = 14
+_INDENT = "    "
 
 
 def add(commands: Commands) -> None:
@@ -91,8 +96,10 @@ def _add_arguments(parser: Parser, names: str) -> None:
 
 def show(args: argparse.Namespace) -> int:
     """Print what waits."""
+    from exactlyonce.views.transactions import waiting_output
+
     config, traces, graph = _meant(args)
-    waiting, unasked = _survey(config, traces, graph)
+    waiting, unasked = waiting_output(config, traces, graph)
     _print(args, waiting, unasked)
     if not waiting and not args.json:
         print(f"{traces.pipeline} has no open transactions.")
@@ -101,12 +108,12 @@ def show(args: argparse.Namespace) -> int:
 
 def describe(args: argparse.Namespace) -> int:
     """Print all of what was named."""
-    from exactlyonce.cli.transactions.open_transactions import with_offsets
-    from exactlyonce.cli.transactions.waiting import TRANSACTION
     from exactlyonce.connectors.kafka.transactions import Transactions
+    from exactlyonce.engines.ending.waiting import TRANSACTION, with_offsets
+    from exactlyonce.views.transactions import waiting_output
 
     config, traces, graph = _meant(args)
-    waiting, unasked = _survey(config, traces, graph)
+    waiting, unasked = waiting_output(config, traces, graph)
     by_name = {each.name: each for each in waiting}
     if missing := [name for name in args.transactions if name not in by_name]:
         unknown = "".join(f" The store of sink {sink} was not asked: {why}." for sink, why in unasked.items())
@@ -118,20 +125,20 @@ def describe(args: argparse.Namespace) -> int:
     with closing(Transactions(config)) as transactions:
         chosen = [with_offsets(transactions, each) if each.kind == TRANSACTION else each for each in chosen]
     if args.json:
-        print(json.dumps([{**each.as_json(_now_ms()), "next": each.next} for each in chosen]))
+        print(json.dumps([{**as_json(each, _now_ms()), "next": each.next} for each in chosen]))
         return 0
     for number, each in enumerate(chosen):
-        print(*([""] if number else []), *each.in_full(_now_ms(), text.terminal_width()), sep="\n")
+        print(*([""] if number else []), *in_full(each, _now_ms(), text.terminal_width()), sep="\n")
     return 0
 
 
 def commit(args: argparse.Namespace) -> int:
     """Commit what is decided, and name it."""
-    from exactlyonce.cli.transactions.committing import finish, require_decided, unfinished
+    from exactlyonce.engines.ending.committing import finish, require_decided, unfinished
+    from exactlyonce.views.transactions import waiting_output
 
     config, traces, graph = _meant(args)
-    waiting, _ = _survey(config, traces, graph)
-    require_decided(waiting, args.transactions)
+    require_decided(waiting_output(config, traces, graph).waiting, args.transactions)
     checkpoint, fates = None, dict[str, str]()
     if unfinished(traces, graph) is not None:
         _require_dead(args, traces)
@@ -143,60 +150,46 @@ def commit(args: argparse.Namespace) -> int:
     else:
         if fates:
             print(*text.table(("transaction", "fate"), sorted(fates.items())), sep="\n")
-        print(f"Checkpoint {checkpoint} is finalized: {text.counted(len(fates), 'transaction')} committed.")
+        print(f"Checkpoint {checkpoint} is finalized: {counted(len(fates), 'transaction')} committed.")
     return 0
 
 
 def abort(args: argparse.Namespace) -> int:
     """Abort what waits and is not decided, and name it."""
-    from exactlyonce.cli.transactions.aborting import abort_undecided, require_undecided
+    from exactlyonce.engines.ending.aborting import abort_undecided, require_undecided
+    from exactlyonce.views.transactions import waiting_output
 
     config, traces, graph = _meant(args)
     if args.transactions:
-        require_undecided(_survey(config, traces, graph)[0], args.transactions)
+        require_undecided(waiting_output(config, traces, graph).waiting, args.transactions)
     _require_dead(args, traces)
     aborted, left, unasked = abort_undecided(config, traces, args.transactions, graph)
     now_ms = _now_ms()
     if args.json:
         document = {"aborted": aborted, "left": left}
-        shown = {key: [each.as_json(now_ms) for each in some] for key, some in document.items()}
+        shown = {key: [as_json(each, now_ms) for each in some] for key, some in document.items()}
         print(json.dumps({**shown, "unasked": unasked}))
         return 0
     _print(args, [*aborted, *left], unasked)
     names = f": {', '.join(each.name for each in aborted)}" if left else ""
-    print(f"{text.counted(len(aborted), 'transaction')} aborted{names or '.'}")
+    print(f"{counted(len(aborted), 'transaction')} aborted{names or '.'}")
     decided = sum(each.is_decided for each in left)
     if decided:
         again = "its query" if traces.is_sink else "it"
-        print(f"{text.counted(decided, 'transaction')} decided, and left: run {again}, which makes them visible.")
+        print(f"{counted(decided, 'transaction')} decided, and left: run {again}, which makes them visible.")
     if len(left) > decided:
-        print(f"{text.counted(len(left) - decided, 'transaction')} left that was not named.")
+        print(f"{counted(len(left) - decided, 'transaction')} left that was not named.")
     return 0
 
 
 def _meant(args: argparse.Namespace) -> tuple[ClientConfig, Traces, LogicalGraph | None]:
     """The cluster, the pipeline's traces there, and its graph where its module was named."""
     from exactlyonce.cli.arguments import name_and_graph
-    from exactlyonce.cli.traces import find
+    from exactlyonce.engines.traces import find
 
     config = client(args)
     name, graph = name_and_graph(args)
     return config, find(config, name), graph
-
-
-def _survey(
-    config: ClientConfig, traces: Traces, graph: LogicalGraph | None
-) -> tuple[list[WaitingOutput], dict[str, str]]:
-    """All that waits; and by sink, why its store was not asked, or may not have shown all."""
-    from exactlyonce.cli.transactions.open_transactions import find_transactions, open_ids
-    from exactlyonce.cli.transactions.staged_output import find_staged
-    from exactlyonce.connectors.kafka.transactions import Transactions
-
-    with closing(Transactions(config)) as transactions:
-        found = find_transactions(transactions, open_ids(transactions, traces.pipeline), traces.history)
-    staged = find_staged(config, traces, graph)
-    refusing = {sink: view.problem for sink, view in staged.views.items() if view.problem}
-    return [*found, *staged.waiting], {**staged.unasked, **refusing}
 
 
 def _require_dead(args: argparse.Namespace, traces: Traces) -> None:
@@ -209,11 +202,9 @@ def _require_dead(args: argparse.Namespace, traces: Traces) -> None:
 
 
 def _print(args: argparse.Namespace, waiting: Sequence[WaitingOutput], unasked: Mapping[str, str]) -> None:
-    from exactlyonce.cli.transactions.waiting import as_table
-
     now_ms = _now_ms()
     if args.json:
-        document: list[dict[str, Any]] = [each.as_json(now_ms) for each in waiting]
+        document: list[dict[str, Any]] = [as_json(each, now_ms) for each in waiting]
         document += [{"kind": "not known", "sink": sink, "why": why} for sink, why in unasked.items()]
         print(json.dumps(document))
         return
@@ -227,3 +218,92 @@ def _now_ms() -> int:
     from exactlyonce.engines.system_clock import SystemClock
 
     return SystemClock().now_ms()
+
+
+def as_json(output: WaitingOutput, now_ms: int) -> dict[str, Any]:
+    """Output that waits, for machines."""
+    from exactlyonce.engines.ending.waiting import TRANSACTION
+
+    return {
+        "name": output.name, "kind": output.kind, "state": output.state, "sink": output.sink, "subtask": output.subtask,
+        "transactional_id": output.name if output.kind == TRANSACTION else None,
+        "producer_id": output.producer_id, "epoch": output.epoch,
+        "incarnation": output.incarnation, "attempt": output.attempt,
+        "started_at_ms": output.started_at_ms, "timeout_ms": output.timeout_ms,
+        "open_ms": output.open_ms(now_ms), "left_ms": output.left_ms(now_ms),
+        "partitions": [[place.topic, place.partition] for place in output.places],
+        "written": [vars(place) for place in output.places],
+        "checkpoint": output.checkpoint, "records": output.records, "decided_in": output.decided_in,
+        "where": output.where or None,
+    }  # fmt: skip
+
+
+def as_table(waiting: Sequence[WaitingOutput], now_ms: int, width: int) -> Iterator[str]:
+    """A row for each output that waits, and below it where it is."""
+    header, *rows = text.table(_COLUMNS, [_row(output, now_ms) for output in waiting])
+    yield header
+    for output, row in zip(waiting, rows, strict=True):
+        yield row
+        if summary := _summary(output):
+            yield from text.labelled("", summary, 0, width, _INDENT)
+
+
+def _row(output: WaitingOutput, now_ms: int) -> text.Row:
+    times = (output.open_ms(now_ms), output.left_ms(now_ms))
+    shown = ("" if time_ms is None else shown_duration(time_ms) for time_ms in times)
+    return (output.name, output.state, *shown, _decided(output))
+
+
+def _decided(output: WaitingOutput) -> str:
+    return "no" if output.decided_in is None else f"in checkpoint {output.decided_in}"
+
+
+def _summary(output: WaitingOutput) -> str:
+    from exactlyonce.engines.ending.waiting import TRANSACTION
+
+    parts = [] if output.kind == TRANSACTION else [f"sink {output.sink}, subtask {output.subtask}"]
+    topics: dict[str, list[str]] = {}
+    for place in output.places:
+        topics.setdefault(place.topic, []).append(str(place.partition))
+    parts.append(" ".join(f"{topic}[{','.join(some)}]" for topic, some in sorted(topics.items())) or output.where)
+    if output.producer_id is not None:
+        parts.append(f"producer {output.producer_id} epoch {output.epoch}")
+    if output.checkpoint is not None:
+        parts.append(f"cut at checkpoint {output.checkpoint}")
+    if output.records is not None:
+        parts.append(counted(output.records, "record"))
+    return "; ".join(filter(None, parts))
+
+
+def in_full(output: WaitingOutput, now_ms: int, width: int) -> Iterator[str]:
+    """All that is known of what waits, with labels."""
+    yield output.name
+    for label, content in _labelled(output, now_ms):
+        yield from text.labelled(label, content, _LABEL_WIDTH, width)
+
+
+def _labelled(output: WaitingOutput, now_ms: int) -> Iterator[tuple[str, str]]:
+    yield "kind", output.kind
+    yield "state", output.state
+    yield "decided", _decided(output)
+    yield "sink", f"{output.sink}, subtask {output.subtask}"
+    if output.incarnation is not None:
+        yield "written by", f"incarnation {output.incarnation}, attempt {output.attempt}"
+    if output.checkpoint is not None:
+        yield "cut at", f"the barrier of checkpoint {output.checkpoint}"
+    if output.records is not None:
+        yield "records", f"{output.records:,}"
+    if output.producer_id is not None:
+        yield "producer", f"id {output.producer_id}, epoch {output.epoch}"
+    if output.started_at_ms is not None:
+        yield "since", f"{text.moment(output.started_at_ms)}, for {shown_duration(output.open_ms(now_ms) or 0)}"
+    if (left_ms := output.left_ms(now_ms)) is not None:
+        yield "left", f"{shown_duration(left_ms)}, then the broker aborts it"
+    for number, place in enumerate(output.places):
+        count = "" if place.count is None else f", {counted(place.count, 'record')}"
+        offset = "" if place.first_offset is None else f" offset {place.first_offset} and on{count}"
+        yield "" if number else "partitions", f"{place.topic}[{place.partition}]{offset}"
+    if output.where:
+        yield "where", output.where
+    if output.next:
+        yield "next", output.next

@@ -318,7 +318,7 @@ def answers(bootstrap_servers: str, timeout_s: float) -> bool:
     """Whether a broker there answers a request for metadata."""
     from confluent_kafka import KafkaException
 
-    from exactlyonce.checkpoint.store.confluent import make_admin
+    from exactlyonce.connectors.confluent import make_admin
 
     if not _accepts(bootstrap_servers, timeout_s):  # librdkafka backs off after a refusal, and logs it
         return False

@@ -16,7 +16,7 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from exactlyonce.checkpoint.store.confluent import make_consumer, make_producer
+from exactlyonce.connectors.confluent import make_consumer, make_producer
 from exactlyonce.connectors.kafka.tls import checks_certificate, checks_hostname, tls_context
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.secrets import Secret, is_reference, look_up, masked
@@ -171,7 +171,8 @@ class ClientConfig:
     def _sasl(self, settings: Mapping[str, str]) -> dict[str, Any]:
         mechanism = settings["sasl.mechanism"]
         if mechanism == "OAUTHBEARER":
-            from kafka.net.sasl.oauth import AbstractTokenProvider  # half of a worker's start, which needs none of it
+            # Here, for it is half of a worker's start, which needs none of it.
+            from kafka.net.sasl.oauth import AbstractTokenProvider  # noqa: TID251 - the base of token providers is public
 
             AbstractTokenProvider.register(_Tokens)
             provider = _Tokens(self._token_function(), settings.get("sasl.oauthbearer.config", ""))

@@ -14,9 +14,10 @@ from kafka.protocol.consumer import OffsetDeleteRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.checkpoint.store.confluent import make_consumer
+from exactlyonce.connectors.confluent import make_consumer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.kafka_protocol import UNKNOWN_TOPIC, Wire, refuse
+from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, refuse
+from exactlyonce.connectors.kafka.kafka_protocol import Wire
 
 GROUP_NOT_FOUND, GROUP_IN_USE = 69, (68, 86)
 TIMEOUT_MS = 10_000

@@ -1,7 +1,9 @@
 """Requests of the Kafka protocol to the brokers, and their answers.
 
-The one module that uses kafka-python's connection layer, in part by private names (its minor version is pinned);
-who builds on it speaks in protocol messages only.
+The one module that uses kafka-python's connection layer, in part by private names (its minor version is pinned); all
+others send protocol messages through it. The library's public calls, of `kafka.admin`, were tried and are banned: its
+client logs its settings with the passwords; it asks brokers one after the other, and those alone that it knew at its
+start, so that a sweep could miss a transaction; one unknown transactional id hides the states of all others.
 Invariants: every call ends, with an answer or an error, about within the time given; a client that failed to bring an
 answer is thrown away whole, so that no state of it (a cached refusal, a stale address) outlives the fault; there is at
 most one client, with one thread and one connection for each broker in use.
@@ -21,10 +23,8 @@ from kafka.errors import (
     AuthorizationError,
     IncompatibleBrokerVersion,
     KafkaError,
-    RetriableError,
     SaslAuthenticationFailedError,
     UnsupportedSaslMechanismError,
-    for_code,
 )
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
@@ -32,17 +32,16 @@ from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, Met
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, ExactlyOnceError, TopicError
+from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, Again, refuse, retried
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, ExactlyOnceError
 
 T = TypeVar("T")
 
-PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 5, 1_000
 CONNECT_TIMEOUT_MS = 5_000
 ATTEMPT_LEAST_MS = 200
 """What an attempt gets even when hardly any time is left: an attempt of no time says nothing."""
 ATTEMPT_MOST_MS = 15_000
 """What it gets when there is more: an answer that was lost with its broker is asked for again."""
-UNKNOWN_SERVER_ERROR, UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID = -1, 3, 100
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1  # isolation levels, as requests number them
 COORDINATORS_REMEMBERED = 10_000
 
@@ -50,35 +49,8 @@ Observe = Callable[[str, float, float], None]
 """Told of each request when its answer has come, or none will: its name, and when it began and ended, by the clock."""
 
 
-class Again(Exception):
-    """The same request may succeed a little later; the text says what stood in the way."""
-
-
 class NoAnswer(Again):
     """The brokers could not be reached, or did not answer; they may have acted on the request."""
-
-
-def refuse(error_code: int, doing: str) -> None:
-    """Raise what the broker's *error_code* calls for, unless it is 0."""
-    if error_code == 0:
-        return
-    error = for_code(error_code)
-    if error_code in (UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID):
-        raise TopicError(
-            f"{doing} failed: there is no such topic or partition in the cluster. It was deleted, never made, or the "
-            f"name is wrong. Create it, or correct the name."
-        )
-    if issubclass(error, AuthorizationError):
-        raise ConfigError(
-            f"{doing} failed: {error.__name__}. The principal we use lacks the right: grant it by an ACL."
-        )
-    if issubclass(error, RetriableError) or error_code == UNKNOWN_SERVER_ERROR:
-        raise Again(f"{doing}: {error.__name__}")
-    raise BrokerRefused(
-        f"{doing} failed: the broker answers {error.__name__} ({error_code}), which this request should never meet. "
-        f"What is decided stays decided, and nothing is lost. See the broker's log for the reason, fix it, and run "
-        f"the same again; if the broker is of a version that exactlyonce names as supported, please report it."
-    )
 
 
 class Request(NamedTuple):
@@ -148,17 +120,10 @@ class Wire:
         """
         timeout_s = (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
         deadline = self._deadline = self._clock() + timeout_s
-        pause_ms = PAUSE_FIRST_MS
         try:
-            while True:
-                try:
-                    return attempt()
-                except Again as obstacle:
-                    left_ms = (deadline - self._clock()) * 1000
-                    if left_ms <= 0:
-                        raise self.unavailable(f"{doing}, for {timeout_s:g} s,", obstacle) from None
-                self._sleep(min(pause_ms, left_ms) / 1000)
-                pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
+            return retried(attempt, deadline, clock=self._clock, sleep=self._sleep)
+        except Again as obstacle:
+            raise self.unavailable(f"{doing}, for {timeout_s:g} s,", obstacle) from None
         finally:
             self._deadline = None
 

@@ -20,22 +20,16 @@ from kafka.record.util import calc_crc32c
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, Producer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.consumed import (
-    RETENTION_ERRORS,
-    TOPIC_ERRORS,
-    DamagedBatch,
-    damage,
-    raise_unless_passing,
-)
-from exactlyonce.connectors.kafka.kafka_protocol import (
-    READ_COMMITTED,
-    READ_UNCOMMITTED,
+from exactlyonce.connectors.kafka.errors import (
     Again,
-    PartitionLeader,
-    Request,
-    Wire,
+    DamagedBatch,
+    Meaning,
+    damage,
+    meaning_of,
+    raise_unless_passing,
     refuse,
 )
+from exactlyonce.connectors.kafka.kafka_protocol import READ_COMMITTED, READ_UNCOMMITTED, PartitionLeader, Request, Wire
 from exactlyonce.connectors.kafka.reader import exact_consumer
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
 
@@ -236,9 +230,9 @@ class Log:
     def _raise(self, error: KafkaError, written: Written, offset: int) -> None:
         """Raise what needs a person, met before *offset*; what passes librdkafka itself retries."""
         place, reason = f"{written.topic}-{written.partition}", self._config.redact(error.str())
-        if error.code() in RETENTION_ERRORS:
+        if meaning_of(error) is Meaning.REMOVED:
             raise _gone(written, offset - written.first_offset)
-        if error.code() in TOPIC_ERRORS:
+        if meaning_of(error) is Meaning.MISSING:
             raise TopicError(f"{place}, of which a transaction's records were to be read, does not exist (any more).")
         if error.code() != KafkaError._PARTITION_EOF:
             raise_unless_passing(error, place, offset, reason, self._group)

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.consumed import RETENTION_ERRORS, TOPIC_ERRORS, raise_unless_passing
+from exactlyonce.connectors.kafka.errors import Meaning, meaning_of, raise_unless_passing
 from exactlyonce.connectors.kafka.reader import epoch_of, exact_consumer, offset_of
 from exactlyonce.connectors.source import RangeContext
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
@@ -159,9 +159,9 @@ class RangeReader:
         next."""
         place = f"{self.topic}[{self.partition}]"
         reason = self._config.redact(error.str())
-        if error.code() in RETENTION_ERRORS:
+        if meaning_of(error) is Meaning.REMOVED:
             raise self._gone(place)
-        if error.code() in TOPIC_ERRORS:
+        if meaning_of(error) is Meaning.MISSING:
             raise self._no_topic()
         group = self._config.settings.get("group.id", "exactlyonce")
         raise_unless_passing(error, place, offset, reason, group)

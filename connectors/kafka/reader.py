@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.checkpoint.store.confluent import make_consumer
-from exactlyonce.connectors.kafka.consumed import RETENTION_ERRORS, TOPIC_ERRORS, raise_unless_passing
+from exactlyonce.connectors.confluent import make_consumer
+from exactlyonce.connectors.kafka.errors import Meaning, meaning_of, raise_unless_passing
 from exactlyonce.connectors.kafka.silence import Silence
 from exactlyonce.pipeline.errors import Halt, TopicError
 
@@ -158,9 +158,9 @@ class KafkaReader:
         last = next((offset_of(each) for each in reversed(before) if each.partition() == partition), None)
         read = self.offsets.get(-1 if partition is None else partition, min(self.offsets.values()))
         wanted = read if last is None else last + 1
-        if error.code() in RETENTION_ERRORS:
+        if meaning_of(error) is Meaning.REMOVED:
             raise self._missing(where, partition or 0, wanted)
-        if error.code() in TOPIC_ERRORS:
+        if meaning_of(error) is Meaning.MISSING:
             raise TopicError(
                 f"Source {self.source!r}: topic {where} does not exist (any more). Create it, then run again."
             )

@@ -17,18 +17,15 @@ from kafka.protocol.admin.topics import CreateTopicsRequest, DeleteTopicsRequest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, Again, refuse
 from exactlyonce.connectors.kafka.kafka_protocol import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
-    UNKNOWN_TOPIC,
-    UNKNOWN_TOPIC_ID,
-    Again,
     Observe,
     PartitionLeader,
     Request,
     Wire,
     metadata_request,
-    refuse,
 )
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 

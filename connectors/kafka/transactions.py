@@ -49,7 +49,8 @@ from exactlyonce.checkpoint.transactions.broker_answers import (
     TransactionState,
 )
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.kafka_protocol import Again, Observe, Places, Request, Wire, refuse
+from exactlyonce.connectors.kafka.errors import Again, refuse
+from exactlyonce.connectors.kafka.kafka_protocol import Observe, Places, Request, Wire
 from exactlyonce.pipeline.errors import ConfigError
 
 ANSWERS: Mapping[int, EndAnswer] = {

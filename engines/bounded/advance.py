@@ -12,7 +12,7 @@ is swept then. A sweep aborts what older attempts have left open, so an id must 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +28,10 @@ from exactlyonce.engines.bounded.stages import compute
 from exactlyonce.engines.bounded.submit import Submit, is_retry
 from exactlyonce.engines.bounded.unit.messages import Publication, Published, Receipt, Unit
 from exactlyonce.engines.bounded.workplace import workplace
-from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan, plan
-from exactlyonce.engines.source_decoder import Skipped
+from exactlyonce.engines.runtime.source_decoder import Skipped
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Undetermined
 from exactlyonce.pipeline.failpoints import hit
@@ -81,7 +81,7 @@ class Advanced:
 def advance(
     loaded: Loaded,
     options: RunOptions,
-    leader: PipelineLeader,
+    connections: PipelineConnections,
     manifest: Manifest,
     *,
     ranges: Sequence[Reading],
@@ -91,24 +91,25 @@ def advance(
 ) -> Advanced:
     """The next checkpoint after *manifest*, the newest one, over *ranges*, which begin where it ends.
 
-    *leader* has recovered; *staging* is a folder that all who run units see. *final*: a clean end follows. Raises
+    *connections* have recovered; *staging* is a folder that all who run units see. *final*: a clean end follows. Raises
     `BrokerUnavailable` if the checkpoint was not decided: it never happened.
     """
     clock = SystemClock()
     physical = plan(loaded.pipeline.build(), options.parallelism)
     checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
     with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as folder:
-        common = _common(loaded, options, leader, manifest, physical, folder)
+        common = _common(loaded, options, connections, manifest, physical, folder)
         receipts = compute(physical, common, ranges, submit)
         hit("advance-computed")
-        leader.upkeep()  # who was fenced meanwhile opens no transactions
+        connections.upkeep()  # who was fenced meanwhile opens no transactions
         opened_ms = clock.monotonic_ms()
-        with _aborted_if_broken_off(leader):
-            publications = _publish(common, physical, leader.transaction_timeout_ms, receipts, submit)
+        with _aborted_if_broken_off(connections):
+            publications = _publish(common, physical, connections.transaction_timeout_ms, receipts, submit)
     hit("advance-published")
     base = manifest.checkpoint
     decided = PendingCheckpoint(
-        checkpoint=checkpoint, base=base, previous=base, final=final, triggered_ms=began_ms, attempt=leader.attempt,
+        checkpoint=checkpoint, base=base, previous=base, final=final, triggered_ms=began_ms,
+        attempt=connections.leader.attempt,
     )  # fmt: skip
     decided.acks = {(each.ack.task, each.ack.subtask): each.ack for each in receipts}
     decided.order_logs = [each.ack.order_log for each in receipts if each.ack.order_log is not None]
@@ -117,14 +118,19 @@ def advance(
     open_ms = clock.monotonic_ms() - opened_ms
     decided.ages_ms = {each.transactional_id: open_ms for each in decided.precommits}
     retried = any(is_retry(each.label) for each in receipts)
-    _settle_failed_attempts(leader, publications, retried=retried)
-    done = Advanced(_decide(leader, decided), receipts, publications)
-    leader.begin_attempt(leader.attempt + (retried or done.has_failed_publications), killed=retried)
+    _settle_failed_attempts(connections, publications, retried=retried)
+    done = Advanced(_decide(connections, decided), receipts, publications)
+    connections.begin_attempt(connections.leader.attempt + (retried or done.has_failed_publications), killed=retried)
     return done
 
 
 def _common(
-    loaded: Loaded, options: RunOptions, leader: PipelineLeader, manifest: Manifest, physical: Plan, folder: Path
+    loaded: Loaded,
+    options: RunOptions,
+    connections: PipelineConnections,
+    manifest: Manifest,
+    physical: Plan,
+    folder: Path,
 ) -> Unit:
     """What all units of this checkpoint have in common."""
     return Unit(
@@ -136,10 +142,10 @@ def _common(
         parallelism=physical.parallelism,
         checkpoint=manifest.checkpoint + 1,
         base=msgspec.structs.replace(manifest, order_logs=(), committables=()),
-        incarnation=leader.incarnation,
-        attempt=leader.attempt,
-        topic=leader.topic,
-        topic_ids=leader.inputs.topic_ids,
+        incarnation=connections.leader.incarnation.incarnation,
+        attempt=connections.leader.attempt,
+        topic=connections.log.topic,
+        topic_ids=connections.surroundings.inputs.topic_ids,
         readings=(),
         channels=(),
         order=None,
@@ -153,14 +159,19 @@ def _common(
     )
 
 
+def _abort_all_but(connections: PipelineConnections, winners: Collection[str] = ()) -> None:
+    """Abort what the present attempt has left open, except the transactions of *winners*."""
+    connections.drive(connections.leader.transactions.abort_all_but(winners))
+
+
 @contextmanager
-def _aborted_if_broken_off(leader: PipelineLeader) -> Iterator[None]:
+def _aborted_if_broken_off(connections: PipelineConnections) -> Iterator[None]:
     """What is open when the publishing fails is named by no record, and need not hold readers up until it times out."""
     try:
         yield
     except Exception:
         with suppress(ExactlyOnceError):
-            leader.abort_all_but(())
+            _abort_all_but(connections)
         raise
 
 
@@ -189,21 +200,23 @@ def _publish(
     return [_published_decoder.decode(each) for each in answers]
 
 
-def _settle_failed_attempts(leader: PipelineLeader, publications: Sequence[Published], *, retried: bool) -> None:
+def _settle_failed_attempts(
+    connections: PipelineConnections, publications: Sequence[Published], *, retried: bool
+) -> None:
     """Failed attempts have no receipt: their transactions are aborted, their blocks go with this checkpoint."""
     if publications:
-        leader.abort_all_but({each.precommit.transactional_id for each in publications})
+        _abort_all_but(connections, {each.precommit.transactional_id for each in publications})
     if retried:
-        leader.expect_orphans()
+        connections.known_blocks.expect_own_orphans()
 
 
-def _decide(leader: PipelineLeader, decided: PendingCheckpoint) -> Manifest:
+def _decide(connections: PipelineConnections, decided: PendingCheckpoint) -> Manifest:
     """The manifest, once it is durable."""
     for ack in decided.acks.values():
-        leader.acknowledged(ack)
-    verdict = leader.decide(decided, (decided.base,), time.monotonic())
+        connections.acknowledged(ack)
+    verdict = connections.decide(decided, (decided.base,), time.monotonic())
     if isinstance(verdict, Refuse):
-        leader.abort_all_but(())
+        _abort_all_but(connections)
         raise BrokerUnavailable(
             f"Checkpoint {decided.checkpoint} was not decided: {verdict.reason}. Nothing of it is visible, and nothing "
             f"is lost: run the command again."

@@ -7,35 +7,69 @@ engine, goes on at the last of them. What one part publishes becomes visible at 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.capacity import require_room, subtasks_max
-from exactlyonce.engines.bounded.leadership import with_heartbeats
 from exactlyonce.engines.bounded.ranges import Reading, parts, readings
 from exactlyonce.engines.bounded.stages import refuse_loops
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
-from exactlyonce.engines.bounded.submit import Submit, in_process
+from exactlyonce.engines.bounded.submit import Executors, Submit, in_process
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-from exactlyonce.engines.leader import PipelineLeader
-from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
+from exactlyonce.engines.performer import beside
+from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import plan
-from exactlyonce.engines.source_decoder import NAMED_MAX, Skipped
+from exactlyonce.engines.processes import is_known_dead
+from exactlyonce.engines.runtime.source_decoder import NAMED_MAX, Skipped
+from exactlyonce.engines.savepoints.restoring import is_restored
 from exactlyonce.engines.surroundings.preflight import check_operators
+from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
-from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
+from exactlyonce.pipeline.names import checkpoint_topic, setting
 
-CHUNK_RECORDS = 5_000_000
-"""What one checkpoint reads at most: some minutes of work, and of open transactions some seconds."""
 FOLLOW_PAUSE_S = 1.0
+
+
+def history_if_any(client: ClientConfig, pipeline: str) -> History | None:
+    """What is decided in *pipeline* by now; None if it has never run."""
+    topics = Topics(client)
+    try:
+        topics.describe([checkpoint_topic(pipeline)])
+    except TopicError:
+        return None
+    finally:
+        topics.close()
+    return read_history(client.confluent(), pipeline)
+
+
+def refuse_if_running(history: History | None) -> None:
+    """Raise `ConfigError` while somebody runs the pipeline, as far as can be seen; `--take-over` leaves this out."""
+    now_ms = SystemClock().now_ms()
+    newest = history.living(now_ms) if history is not None else None
+    if newest is None or history is None or is_known_dead(newest):
+        return
+    since_ms = now_ms - newest.heartbeat_ms
+    last = datetime.fromtimestamp(newest.heartbeat_ms / 1000, timezone.utc).isoformat(timespec="seconds")
+    raise ConfigError(
+        f"Pipeline {history.pipeline!r} is running: process {newest.process} on {newest.host}, incarnation "
+        f"{newest.incarnation}, last heartbeat at {last}, {since_ms / 1000:.0f} s ago. Stop it first, or take its "
+        f"place with --take-over: it then ends without losing anything."
+    )
 
 
 def refuse_at_most_once(graph: LogicalGraph) -> None:
@@ -70,36 +104,6 @@ def named(skipped: Iterable[Skipped]) -> Iterator[str]:
             yield f"skipped: source {source!r}: {more:,} more records of the same checkpoint; by partition {where}"
 
 
-def judge(
-    loaded: Loaded, options: RunOptions, stop_offsets: StopOffsets, begun: Manifest | None, note: Callable[[str], None]
-) -> int:
-    """Refuse what cannot work, before a Spark is started and before anybody is fenced; the most subtasks there may be.
-
-    *begun* is the checkpoint that the work goes on from; None: it begins with nothing, or from a savepoint. The
-    parallelism of *options* is judged, too, so that it must be 1 where it is to be chosen later.
-    """
-    physical = plan(loaded.pipeline.build(), options.parallelism)
-    refuse_at_most_once(physical.graph)
-    refuse_loops(physical.graph)
-    leader = PipelineLeader(
-        physical, options, note, lambda *_, **__: None, loaded.reference, (in_process, Path(THIS_MACHINE))
-    )
-    try:
-        leader.look()
-        inputs = leader.inputs
-        if begun is not None:
-            check_operators(physical.graph, begun)
-            inputs.check_continuity(begun)
-            stop_offsets.ends(inputs, inputs.offsets_from(begun))
-        elif options.restoration is None:
-            stop_offsets.ends(inputs, inputs.first_offsets())
-        most = subtasks_max(physical.graph, inputs.counted, leader.outputs)
-    finally:
-        leader.close()
-    require_room(physical.parallelism, most)
-    return most
-
-
 class CatchUpProgress(Protocol):
     """The listener to a long command: it is told how it goes."""
 
@@ -123,6 +127,8 @@ class Summary:
     skipped: dict[tuple[str, int], Skipped] = field(default_factory=dict)
     """By source and partition, what was skipped because it does not decode."""
     records_out: int = 0
+    parallelism: int = 1
+    """How many units each stage had."""
     work_ms: int = 0
     """From first to last of the units, without what the driver does between."""
 
@@ -158,7 +164,7 @@ class CatchingUp:
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set by whoever wants a clean end: it comes after the present checkpoint."""
     judged: list[str] = field(default_factory=list)
-    """The notes of `judge`, which are not told again."""
+    """The notes of `CatchUp.judge`, which are not told again."""
     _told: set[str] = field(default_factory=set)
 
     def run(self) -> Summary:
@@ -166,25 +172,27 @@ class CatchingUp:
         physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
         refuse_at_most_once(physical.graph)
         refuse_loops(physical.graph)
-        leader = PipelineLeader(
+        connections = PipelineConnections(
             physical, self.options, self._note, lambda *_, **__: None,
             self.loaded.reference, (self.submit, self.staging),
         )  # fmt: skip
         try:
-            leader.look()
-            require_room(physical.parallelism, subtasks_max(physical.graph, leader.inputs.counted, leader.outputs))
-            summary = Summary(leader.recover())
+            connections.look()
+            topics = connections.surroundings
+            most = subtasks_max(physical.graph, topics.inputs.counted, topics.outputs.foreseen)
+            require_room(physical.parallelism, most)
+            summary = Summary(connections.recover())
             refuse_unaligned(summary.manifest, "{module}:{attribute}".format(**self.loaded.reference))
-            self._reach(leader, summary)
+            self._reach(connections, summary)
             idle_s = 0.0
             while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
-                idle_s = 0.0 if self._reach(leader, summary) else idle_s + FOLLOW_PAUSE_S
+                idle_s = 0.0 if self._reach(connections, summary) else idle_s + FOLLOW_PAUSE_S
                 if idle_s >= UPKEEP_INTERVAL_S:
-                    leader.upkeep()
+                    connections.upkeep()
                     idle_s = 0.0
-            leader.conclude()
+            connections.conclude()
         finally:
-            leader.close()
+            connections.close()
         return summary
 
     def _note(self, text: str) -> None:
@@ -193,24 +201,27 @@ class CatchingUp:
         else:
             self.progress.note(text)
 
-    def _reach(self, leader: PipelineLeader, summary: Summary) -> bool:
+    def _reach(self, connections: PipelineConnections, summary: Summary) -> bool:
         """Advance to the stop offsets of now; False if that is where it stands."""
-        ranges = self._ranges(leader)
+        ranges = self._ranges(connections)
         total = sum(each.length for each in ranges)
         if not total:
             return False
         self.progress.began(summary.manifest, total)
-        submit = with_heartbeats(self.submit, leader.upkeep)
+
+        def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
+            return beside(connections.upkeep, lambda _: self.submit(stage, work))
+
         chunks = list(parts(ranges, self.chunk_records))
         for number, part in enumerate(chunks, 1):
             final = not self.follow and number == len(chunks)
             done = advance(
-                self.loaded, self.options, leader, summary.manifest, ranges=part, submit=submit, staging=self.staging,
-                final=final,
+                self.loaded, self.options, connections, summary.manifest, ranges=part, submit=submit,
+                staging=self.staging, final=final,
             )  # fmt: skip
             summary.add(done)
             self._tell(done)
-            leader.publish_offsets()
+            connections.publish_offsets()
             self.progress.advanced(done, sum(each.length for each in part))
             if self.stopping.is_set():
                 break
@@ -225,8 +236,112 @@ class CatchingUp:
                 self._told.add(text)
                 self.progress.note(self.options.client.redact(text))
 
-    def _ranges(self, leader: PipelineLeader) -> tuple[Reading, ...]:
-        leader.look_at_inputs()
-        inputs = leader.inputs
+    def _ranges(self, connections: PipelineConnections) -> tuple[Reading, ...]:
+        connections.drive(connections.leader.look_at_inputs())
+        inputs, offsets = connections.surroundings.inputs, connections.surroundings.offsets
         topics = {source: each.topic for source, each in inputs.sources.items()}
-        return readings(topics, leader.offsets, self.stop_offsets.ends(inputs, leader.offsets))
+        return readings(topics, offsets, self.stop_offsets.ends(inputs, offsets))
+
+
+@dataclass(kw_only=True)
+class CatchUp:
+    """The way to stop offsets as a person asks for it: judged, then taken.
+
+    `judge` refuses what cannot work, before executors are started and before anybody is fenced.
+    """
+
+    loaded: Loaded
+    options: RunOptions
+    parallelism: int | None
+    """Units of each stage; None: what state that is kept by partition demands, else as many as there are cores."""
+    progress: CatchUpProgress
+    stop_offsets: StopOffsets
+    chunk_records: int = CHUNK_RECORDS
+    from_nothing: bool = False
+    """Whether it may begin without a checkpoint, as a backfill does."""
+    follow: bool = False
+    take_over: bool = False
+    """Whether an instance that seems to run is fenced."""
+    named: str = ""
+    """The pipeline as a command line names it; empty: its module and attribute."""
+    stopping: threading.Event = field(default_factory=threading.Event)
+    _subtasks_max: int = 0
+    _notes: list[str] = field(default_factory=list)
+
+    def judge(self) -> None:
+        """Raise what stands in the way; the first notes are told."""
+        if self.chunk_records < 1:
+            raise ConfigError(f"{setting('chunk_records')} is {self.chunk_records}: it must be at least 1.")
+        name, graph = self.loaded.pipeline.name, self.loaded.pipeline.build()
+        named = self.named or "{module}:{attribute}".format(**self.loaded.reference)
+        history = history_if_any(self.options.client, name)
+        latest = history.latest if history is not None else None
+        restoration = self.options.restoration
+        begins = restoration is not None and not is_restored(restoration, latest)
+        if latest is None and not self.from_nothing and not begins:
+            raise ConfigError(
+                f"Pipeline {name!r} has no checkpoint to go on from: begin with `exactlyonce backfill {named}` or "
+                f"`exactlyonce run {named}`."
+            )
+        if not begins:
+            refuse_unaligned(latest, named)
+        if not self.take_over:
+            refuse_if_running(history)
+        by_partition = any(node.partitioned for node in graph.nodes)
+        if self.parallelism is None and by_partition and latest is not None and latest.operators:
+            self.parallelism = latest.operators[0].parallelism
+        self.options = replace(self.options, parallelism=self.parallelism or 1)
+        self._judge_topics(None if begins or (history is not None and history.condemned) else latest)
+
+    def _judge_topics(self, begun: Manifest | None) -> None:
+        """*begun* is the checkpoint that the work goes on from; None: it begins with nothing, or from a savepoint."""
+        physical = plan(self.loaded.pipeline.build(), self.options.parallelism)
+        refuse_at_most_once(physical.graph)
+        refuse_loops(physical.graph)
+        connections = PipelineConnections(
+            physical, self.options, self._note, lambda *_, **__: None, self.loaded.reference,
+            (in_process, Path(THIS_MACHINE)),
+        )  # fmt: skip
+        try:
+            connections.look()
+            inputs = connections.surroundings.inputs
+            if begun is not None:
+                check_operators(physical.graph, begun)
+                inputs.check_continuity(begun)
+                self.stop_offsets.ends(inputs, inputs.offsets_from(begun))
+            elif self.options.restoration is None:
+                self.stop_offsets.ends(inputs, inputs.first_offsets())
+            most = subtasks_max(physical.graph, inputs.counted, connections.surroundings.outputs.foreseen)
+        finally:
+            connections.close()
+        require_room(physical.parallelism, most)
+        self._subtasks_max = most
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        self.progress.note(text)
+
+    def choose_parallelism(self, executors: Executors) -> None:
+        """Unless it is known, it is by how many units run at the same time."""
+        if self.parallelism is None:
+            self.parallelism = default_parallelism(executors.cores(), self._subtasks_max, self.progress.note)
+            self.options = replace(self.options, parallelism=self.parallelism)
+
+    def run(self, executors: Executors) -> Summary:
+        """Take the way; after `judge`."""
+        self.choose_parallelism(executors)
+        work = CatchingUp(
+            self.loaded, self.options, executors.submit, executors.staging, self.progress, self.stop_offsets,
+            self.chunk_records, self.follow, self.stopping, self._notes,
+        )  # fmt: skip
+        return replace(work.run(), parallelism=self.options.parallelism)
+
+
+def default_parallelism(cores: int, most: int, note: Callable[[str], None]) -> int:
+    """As many units as there are *cores*, but no more than *most*, which is noted."""
+    if cores > most:
+        note(
+            f"Spark has {cores} cores, and a checkpoint of this pipeline has room for {most} units of each stage: that "
+            f"many are used"
+        )
+    return min(cores, most)

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from exactlyonce.engines.bounded.unit.messages import Failure, tries_before
 from exactlyonce.engines.bounded.unit.publish import publish
 from exactlyonce.engines.bounded.unit.unit import run_unit
+from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, made_from
 
 Submit = Callable[[str, Sequence[bytes]], list[bytes]]
 """(name of the stage, encoded work) -> encoded answers in the same order; raises what ended the stage."""
+
+
+class Executors(NamedTuple):
+    """Where units run."""
+
+    submit: Submit
+    staging: Path
+    """A folder that all of them and this process see: stages leave files for each other there."""
+    cores: Callable[[], int]
+    """How many units run at the same time."""
+
 
 _KINDS: dict[str, Callable[[bytes, str], bytes]] = {"unit": run_unit, "publication": publish}
 _inline_number = itertools.count(1)
@@ -45,6 +59,11 @@ def perform(work: bytes, attempt_label: str) -> bytes:
 def in_process(stage: str, work: Sequence[bytes]) -> list[bytes]:
     """A `Submit` that runs everything here, one after the other."""
     return settled(perform(each, f"inline-{next(_inline_number)}-0") for each in work)
+
+
+def in_this_process(staging: Path = THIS_MACHINE) -> Executors:
+    """No executors at all: `in_process`."""
+    return Executors(in_process, staging, lambda: 1)
 
 
 def is_retry(attempt_label: str) -> bool:

@@ -9,28 +9,23 @@ cancelled run begun finishes it.
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
-from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import erased_id
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.topic import PARTITIONS, PARTITIONS_MIN, find_topic, prepare_topic
+from exactlyonce.checkpoint.settings import PARTITIONS, PARTITIONS_MIN
 from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka import group_offsets
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import as_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.log_requests import LogRequests, as_topic
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.performer import Performer
-from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.engines.connections import Connections
+from exactlyonce.engines.processes import this_process
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, StorageUnavailable, TopicError
 from exactlyonce.pipeline.failpoints import hit
 
@@ -103,8 +98,10 @@ def erase(
 
 def _mark(config: ClientConfig, pipeline: str, topic: TopicInfo, incarnation: int) -> None:
     """See `committable.erased_id`. Whoever has deleted *topic* meanwhile has done so."""
-    with _Asking(config, pipeline, topic) as asking, _unless_gone(config, pipeline, topic):
-        drive(TransactionalWriter(erased_id(pipeline, incarnation), topic.name, SystemClock()).open(), asking.perform)
+    with closing(Connections(config, pipeline)) as connections, _unless_gone(config, pipeline, topic):
+        connections.open_log(topic)
+        marker = TransactionalWriter(erased_id(pipeline, incarnation), topic.name, connections.clock)
+        connections.drive(marker.open())
 
 
 def _begin_anew(config: ClientConfig, pipeline: str, erased: TopicInfo | None, above: int, cancelled: str) -> None:
@@ -112,13 +109,15 @@ def _begin_anew(config: ClientConfig, pipeline: str, erased: TopicInfo | None, a
     an incarnation is there, or begins."""
     partitions = max(erased.partitions, PARTITIONS_MIN) if erased is not None else PARTITIONS
     topic = prepare_topic(config.confluent(), pipeline, partitions)
-    log = DecisionLog(pipeline, topic, SystemClock())
-    with _Asking(config, pipeline, topic) as asking, suppress(Fenced), _unless_gone(config, pipeline, topic):
-        if drive(last_look(pipeline, log.peek_at_stable, SystemClock()), asking.perform).incarnation_latest:
+    host, process, machine = this_process()
+    connections = Connections(config, pipeline)
+    with closing(connections), suppress(Fenced), _unless_gone(config, pipeline, topic):
+        log = connections.open_log(topic)
+        if connections.drive(last_look(pipeline, log.peek_at_stable, connections.clock)).incarnation_latest:
             return
-        drive(log.open(), asking.perform)
-        drive(log.begin(socket.gethostname(), os.getpid(), above), asking.perform)
-        drive(log.heartbeat(ended=True, cancelled=cancelled), asking.perform)
+        connections.drive(log.open())
+        connections.drive(log.begin(host, process, above, machine=machine))
+        connections.drive(log.heartbeat(ended=True, cancelled=cancelled))
 
 
 @contextmanager
@@ -130,15 +129,3 @@ def _unless_gone(config: ClientConfig, pipeline: str, topic: TopicInfo) -> Itera
         with suppress(TopicError):
             if find_topic(config.confluent(), pipeline).topic_id == topic.topic_id:
                 raise
-
-
-class _Asking(ExitStack):
-    """What answers the requests of a log in *topic*."""
-
-    def __init__(self, config: ClientConfig, pipeline: str, topic: TopicInfo) -> None:
-        super().__init__()
-        transactions = self.enter_context(closing(Transactions(config)))
-        output_log = self.enter_context(closing(Log(config, group=pipeline)))
-        requests = self.enter_context(closing(LogRequests(config, topic)))
-        self.perform = Performer(config, transactions, output_log, requests, 0)
-        self.callback(self.perform.close)

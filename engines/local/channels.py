@@ -1,7 +1,7 @@
 """Channels: ordered links between subtasks, one bounded queue each.
 
 Invariants: a channel delivers frames in the order they were sent, each once; a send never blocks; a channel without
-room says so, and its writer's task is not run until it has drained. A barrier is always accepted, so that a full
+room says so, and its writer's task is not run until it has drained. A signal is always accepted, so that a full
 channel cannot hold up a checkpoint. Channels between subtasks of one worker are queues in memory, the others sockets.
 
 A channel is bounded by bytes, for memory's sake, and by how many records have left it lately, for a barrier waits
@@ -19,31 +19,25 @@ from __future__ import annotations
 import struct
 from collections import deque
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from exactlyonce.engines.runtime import signals
+from exactlyonce.engines.runtime.signals import Barrier, Signal
 from exactlyonce.pipeline.errors import ExactlyOnceError
 
 OUTBOX_BYTES_MAX = 1 << 20
 INBOX_BYTES_MAX = 1 << 19
 WINDOW_AT_FIRST = 4
 _HEADER = struct.Struct("<IBQ")
-_DATA, _BARRIER, _TAKEN, _SAVEPOINT = 0, 1, 2, 3
+_DATA, _SIGNAL, _TAKEN = 0, 1, 2
 
 
 class PeerGone(ExactlyOnceError):
     """The worker at the other end has died; the coordinator restarts the job."""
 
 
-class BarrierFrame(NamedTuple):
-    """Barrier *checkpoint*, whose increments build upon *base*."""
-
-    checkpoint: int
-    base: int
-    savepoint: bool = False
-    """Whether it is one's: every input is held back behind it, and the state is written whole."""
-
-
-Frame = bytes | BarrierFrame
+Frame = bytes | Signal
+"""A batch, encoded, or a signal."""
 
 
 class Capture:
@@ -59,7 +53,7 @@ class Capture:
         """*frame* is the next that has come."""
         if isinstance(frame, bytes):
             self.frames.append(frame)
-        elif frame.checkpoint == self.checkpoint:
+        elif isinstance(frame, Barrier) and frame.checkpoint == self.checkpoint:
             self.whole = True
 
 
@@ -148,7 +142,7 @@ class Channel(Protocol):
         """Whether anything has come that is not received."""
 
     def send(self, data: bytes, records: int) -> None: ...
-    def send_barrier(self, barrier: BarrierFrame) -> None: ...
+    def send_signal(self, signal: Signal) -> None: ...
     def flush(self) -> bool: ...
     def fill(self) -> bool: ...
     def receive(self) -> Frame | None: ...
@@ -192,8 +186,8 @@ class LocalChannel:
         self._arrivals.append(data)
         self._flow.sent += records
 
-    def send_barrier(self, barrier: BarrierFrame) -> None:
-        self._arrivals.append(barrier)
+    def send_signal(self, signal: Signal) -> None:
+        self._arrivals.append(signal)
 
     def flush(self) -> bool:
         return False
@@ -277,10 +271,10 @@ class SocketChannel:
         self._flow.window = window
         self._untold = True
 
-    def send_barrier(self, barrier: BarrierFrame) -> None:
-        """Queue a barrier, behind all that was sent before it."""
-        kind = _SAVEPOINT if barrier.savepoint else _BARRIER
-        self._put(_HEADER.pack(8, kind, barrier.checkpoint) + barrier.base.to_bytes(8, "little"))
+    def send_signal(self, signal: Signal) -> None:
+        """Queue a signal, after all that was sent before it."""
+        body = signals.encode(signal)
+        self._put(_HEADER.pack(len(body), _SIGNAL, 0) + body)
 
     def _put(self, frame: bytes) -> None:
         self._outbox.append(memoryview(frame))
@@ -348,8 +342,8 @@ class SocketChannel:
         frame = self._next()
         if frame is None:
             return None
-        kind, checkpoint, body = frame
-        return body if kind == _DATA else BarrierFrame(checkpoint, int.from_bytes(body, "little"), kind == _SAVEPOINT)
+        kind, _, body = frame
+        return body if kind == _DATA else signals.decode(body)
 
     def _next(self) -> tuple[int, int, bytes] | None:
         """Kind, number and body of the next frame, if all of it is here."""

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from exactlyonce.checkpoint.block_storage import AttemptBlocks, Blocks
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Blocks
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.reader import Consumers, exact_consumer
-from exactlyonce.engines.backends import ROCKSDB
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.local.channels import Pipe
 from exactlyonce.engines.local.messages import Start
+from exactlyonce.engines.options import ROCKSDB
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.sinks.kafka.producers import KafkaProducers, Producers
 

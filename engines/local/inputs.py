@@ -20,10 +20,7 @@ from typing import NamedTuple, Protocol
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
 from exactlyonce.connectors.source import Readable, SourceReader
-from exactlyonce.engines.activity import Activity
-from exactlyonce.engines.batch_codec import BatchCodec, records_in
-from exactlyonce.engines.in_flight import InFlightFrame, edge_of, loop_of
-from exactlyonce.engines.local.channels import BarrierFrame, Capture, Channel
+from exactlyonce.engines.local.channels import Capture, Channel
 from exactlyonce.engines.local.pace import (
     ALIGNED,
     BATCH_RECORDS_MAX,
@@ -34,8 +31,13 @@ from exactlyonce.engines.local.pace import (
     Pace,
     slice_pace,
 )
-from exactlyonce.engines.operators import Batch, Push
-from exactlyonce.engines.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.runtime.assembler import RestoredEdge
+from exactlyonce.engines.runtime.batch import Batch, Push
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, records_in
+from exactlyonce.engines.runtime.in_flight import InFlightFrame, edge_of, loop_of
+from exactlyonce.engines.runtime.signals import Barrier, Signal
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.pipeline.departures import Departures
 
 
@@ -47,7 +49,7 @@ class Input(Protocol):
     @property
     def push(self) -> Push: ...
 
-    def next(self, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
+    def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
         """What comes next, *room* records at most, and *hurried* few; None: nothing at the moment. A barrier needs no
         room."""
 
@@ -64,7 +66,7 @@ class Input(Protocol):
 class SourceTrigger(NamedTuple):
     """A barrier to be injected."""
 
-    frame: BarrierFrame
+    frame: Barrier
     final: bool
     added: Mapping[int, int]
     """By partition that is to be read from this barrier on, the offset to begin at."""
@@ -113,7 +115,7 @@ class SourceInput:
         """Records skipped because they do not decode."""
         return self._decoder.skipped_count
 
-    def barrier(self) -> BarrierFrame | None:
+    def barrier(self) -> Barrier | None:
         """The oldest barrier that is to be injected, which now lies behind all that was handed out."""
         if not self.triggers:
             return None
@@ -125,7 +127,7 @@ class SourceInput:
         self.stopped = trigger.final
         return trigger.frame
 
-    def next(self, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
+    def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
         if self.triggers:
             return self.barrier()
         if not room or self.stopped or self.held or self.reader.idle or (asked_s := self.now_s()) < self.due_s:
@@ -238,10 +240,10 @@ class ChannelInput:
         self._least = max(1, IN_FLIGHT_MIN // self.siblings)
         self.window = self._least
 
-    def next(self, room: int, *, hurried: bool = False) -> Batch | BarrierFrame | None:
+    def next(self, room: int, *, hurried: bool = False) -> Batch | Signal | None:
         if self.slices.rest is None:
             frame = self.channel.receive()
-            if frame is None or isinstance(frame, BarrierFrame):
+            if not isinstance(frame, bytes):
                 return frame
             self.slices.rest = self.codec.decode(frame)
         return self.slices.next(room, hurried=hurried) if room else None
@@ -275,19 +277,12 @@ class ChannelInput:
         self.slices.pace.most, self.cautious = BATCH_RECORDS_MAX, False
 
 
-class RestoredChannel(NamedTuple):
-    """Where the frames of an edge go that were on their way at the restored checkpoint."""
-
-    codec: BatchCodec
-    push: Push
-
-
 @dataclass
 class RestoredInput:
     """What was on its way to this subtask at the restored checkpoint, in the order in which it is to be taken."""
 
     frames: deque[InFlightFrame]
-    edges: Mapping[str, RestoredChannel]
+    edges: Mapping[str, RestoredEdge]
     cautious: bool = False
     """As of a source."""
     bounds: Bounds = ALIGNED
@@ -313,7 +308,7 @@ class RestoredInput:
         return self._edge.push
 
     @property
-    def _edge(self) -> RestoredChannel:
+    def _edge(self) -> RestoredEdge:
         return self.edges[edge_of(self.name)]
 
     @property

@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from exactlyonce.engines.local.channels import BarrierFrame, Frame, LocalChannel
+from exactlyonce.engines.local.channels import Frame, LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
+from exactlyonce.engines.runtime.signals import Signal
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Node
 
@@ -71,8 +72,8 @@ class LoopChannel(LocalChannel):
                 f"than go in, or run it with a higher parallelism."
             )
 
-    def send_barrier(self, barrier: BarrierFrame) -> None:
-        super().send_barrier(barrier)
+    def send_signal(self, signal: Signal) -> None:
+        super().send_signal(signal)
         self._due_s.append(0.0)
 
     def receive(self) -> Frame | None:

@@ -16,7 +16,7 @@ import msgspec
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.engines.backends import StateSettings
+from exactlyonce.engines.options import StateSettings
 
 
 class Start(msgspec.Struct, tag=True):

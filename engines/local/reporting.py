@@ -18,7 +18,6 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.succession import Awaited
 from exactlyonce.engines import events
 from exactlyonce.engines.local.messages import Acknowledge, Progress
-from exactlyonce.engines.local.workers import WorkerHandle
 from exactlyonce.pipeline.sizes import shown_bytes
 
 LIVE_INTERVAL_S = 0.5
@@ -154,10 +153,10 @@ class Report:
     def recovered(self, manifest: Manifest, incarnation: int) -> None:
         self._event("started", incarnation=incarnation, checkpoint=manifest.checkpoint)
 
-    def deployed(self, workers: list[WorkerHandle]) -> None:
+    def deployed(self, processes: list[int]) -> None:
         self._workers.clear()
         self._previous = (time.monotonic(), 0)
-        self.step("deployed", workers=[w.process.pid for w in workers if w.process is not None])
+        self.step("deployed", workers=processes)
 
     def restored(self, subtask: int, restore_ms: int) -> None:
         self.step("restored", worker=subtask, restore_ms=restore_ms)

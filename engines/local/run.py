@@ -9,27 +9,37 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.succession import AnotherLeads, Succession
-from exactlyonce.engines.local.inline import InlineWorker
+from exactlyonce.checkpoint.succession import LOOK_PAUSE_MS, AnotherLeads, Succession
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
+from exactlyonce.engines.local.host import LocalHost
 from exactlyonce.engines.local.job import Job
-from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Reporter
-from exactlyonce.engines.local.standby import wait_for_turn
-from exactlyonce.engines.local.workers import WorkerProcesses, refuse_too_many
+from exactlyonce.engines.local.reporting import EventReporter, JsonReporter, Report, Reporter
+from exactlyonce.engines.local.workers import InlineWorker, WorkerProcesses, refuse_too_many
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.stop_signals import handling_stop_signals
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, EndedEarly, Undetermined
 from exactlyonce.pipeline.loading import Loaded
 
+PAUSE_S = 0.1
+"""How soon a run that waits for another one sees that its turn has come."""
+
 
 class Stopper:
-    """Whether the user asked for an end, once or again, and whom to tell."""
+    """Whether the user asked for an end, once or again, and whom to tell.
 
-    def __init__(self) -> None:
+    *answer* is called for every request, with whether it was made before: a last checkpoint may take a while.
+    """
+
+    def __init__(self, answer: Callable[[bool], None] = lambda again: None) -> None:
+        self._answer = answer
         self.asked = threading.Event()
         self.asked_again = False
         self._job: Job | None = None
@@ -42,14 +52,16 @@ class Stopper:
 
     def stop(self, *_: Any) -> None:
         """The first time cleanly, after that at once. Signal handler, too."""
-        if self.asked.is_set():
+        again = self.asked.is_set()
+        if again:
             self.asked_again = True
             if self._job is not None:
                 self._job.end_at_once()
-            return
-        self.asked.set()
-        if self._job is not None:
-            self._job.stop()
+        else:
+            self.asked.set()
+            if self._job is not None:
+                self._job.stop()
+        self._answer(again)
 
 
 def _handler(stopper: Stopper, *, inline: bool) -> Callable[..., None]:
@@ -81,12 +93,15 @@ def run_loaded(
     with handling_stop_signals(_handler(stopper, inline=options.inline)):
         while True:
             workers = InlineWorker() if options.inline else WorkerProcesses()
-            job = Job(physical, loaded.reference, options, workers, reporter, restart, succession)
+            report = Report(graph.pipeline_id, reporter, options.client.redact)
+            host = LocalHost(physical, loaded.reference, options, workers, report, succession)
+            job = Job(physical, options, restart, host, report)
             stopper.attach(job)
+            live = partial(host.run, job)
             try:
-                return workers.host(job.run) if isinstance(workers, InlineWorker) else job.run()
+                return workers.work_for(live) if isinstance(workers, InlineWorker) else live()
             except AnotherLeads:
-                if not _has_turn(job, stopper):
+                if not _has_turn(job, succession, stopper):
                     _stopped_waiting(job)
                     return None
             except (BrokerUnavailable, Undetermined) as error:
@@ -99,15 +114,55 @@ def run_loaded(
                     raise
 
 
-def _has_turn(job: Job, stopper: Stopper) -> bool:
-    """Whether the run may begin, once it has waited for whoever leads; it was stopped otherwise."""
-    pipeline, report, succession = job.plan.graph.pipeline_id, job.report, job.succession
-    config = job.options.client.confluent()
-    if not wait_for_turn(config, pipeline, succession, stopper.asked, report.awaits, report.note):
+def _has_turn(job: Job, succession: Succession, stopper: Stopper) -> bool:
+    """Wait for another run that leads; True once *succession* lets this one begin, False as soon as it is stopped.
+
+    It only looks at the decision log, and neither fences nor writes. The looks have a thread of their own, which is
+    left behind where one hangs.
+    """
+    ended, turn = threading.Event(), Future[None]()
+
+    def watch() -> None:
+        try:
+            _watch_leading(job, succession, ended)
+            turn.set_result(None)
+        except BaseException as error:
+            turn.set_exception(error)
+
+    threading.Thread(target=watch, name="standby", daemon=True).start()
+    try:
+        while not stopper.asked.wait(PAUSE_S):
+            if turn.done():
+                turn.result()
+                if succession.reason:
+                    pipeline = job.plan.graph.pipeline_id
+                    job.report.note(f"the other run of {pipeline} {succession.reason}: this one takes over")
+                return True
         return False
-    if succession.reason:
-        report.note(f"the other run of {pipeline} {succession.reason}: this one takes over")
-    return True
+    finally:
+        ended.set()
+
+
+def _watch_leading(job: Job, succession: Succession, ended: threading.Event) -> None:
+    """Return once nobody is waited for. Each incarnation that is waited for is told once, and so is an outage."""
+    follower = LogFollower(job.options.client.confluent(), job.plan.graph.pipeline_id)
+    told, is_away = 0, False
+    while not ended.is_set():
+        try:
+            awaited = succession.awaited(follower.look(), is_known_dead)
+        except BrokerUnavailable as error:
+            if not is_away:
+                waits = "This run looks again until one answers: it waits for another one that leads."
+                job.report.note(f"{error} {waits}")
+            is_away = True
+        else:
+            is_away = False
+            if awaited is None:
+                return
+            if awaited.incarnation.incarnation != told:
+                told = awaited.incarnation.incarnation
+                job.report.awaits(awaited)
+        ended.wait(LOOK_PAUSE_MS / 1000)
 
 
 def _stopped_waiting(job: Job) -> None:

@@ -20,31 +20,25 @@ barriers, is captured: it is taken as before, counts for the next interval, and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.events import Ack, OperatorAck
-from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, OrderLog
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
-from exactlyonce.engines import in_flight
-from exactlyonce.engines.batch_codec import records_in
-from exactlyonce.engines.blocks import BlockNames
-from exactlyonce.engines.in_flight import InFlightFrame
-from exactlyonce.engines.local.channels import BarrierFrame, Channel
+from exactlyonce.engines.local.channels import Channel
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, Input, RestoredInput, SourceInput
 from exactlyonce.engines.local.loops import ROUND_BYTES_MAX, ROUND_RECORDS_MAX, FeedbackInput, LoopChannel
 from exactlyonce.engines.local.messages import Acknowledge
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
-from exactlyonce.engines.operators import Batch
-from exactlyonce.engines.order_log import OrderRuns
+from exactlyonce.engines.runtime.assembler import TaskOperators
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.cut import Cut
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, SinkWriter
-from exactlyonce.state.backend import Table, TableSnapshot
-from exactlyonce.state.errors import SnapshotDeclined
+from exactlyonce.state.backend import Table
 
 FETCH_BUDGET_S = 0.02
 """Between two batches, what reading of restored state may take that no record has wanted yet."""
@@ -53,29 +47,23 @@ FETCH_BUDGET_S = 0.02
 class Due(NamedTuple):
     """A checkpoint that was triggered."""
 
-    frame: BarrierFrame
+    frame: Barrier
     overtakes_s: float | None
     """When its barrier stops waiting behind records; None: never."""
 
 
 @dataclass
 class Subtask:
-    """Subtask *index* of task *name*."""
+    """The operators of one subtask, between its inputs and outputs."""
 
-    name: str
-    index: int
+    operators: TaskOperators
     inputs: list[Input]
-    tables: list[Table[Any]]
-    sinks: list[SinkWriter]
     outputs: list[Channel]
     """Of each shuffle that begins here, to every subtask behind it."""
     fed: list[LoopChannel]
     """The loops that are fed here."""
-    blocks: AttemptBlocks
-    names: BlockNames
+    blocks: WorkerBlocks
     acknowledge: Callable[[Acknowledge], None]
-    order: OrderRuns | None
-    """None where there is only one order; see `order_runs`. A source may get a partition more at any barrier."""
     monotonic_s: Callable[[], float]
     exactly_once: bool = True
     """Whether inputs are held back; see `Alignment`."""
@@ -97,7 +85,7 @@ class Subtask:
             feedback=(each.name for each in self._loops),
             exactly_once=self.exactly_once,
         )
-        self._outlets = [*map(Outlet, self.outputs), *map(Outlet, self.sinks)]
+        self._outlets = [*map(Outlet, self.outputs), *map(Outlet, self.operators.sinks)]
         self._came_round = False
         """Whether what was taken last had gone round."""
         self._last: int | None = None
@@ -109,6 +97,16 @@ class Subtask:
         """How many of the snapshots under way capture what comes before barriers that have overtaken, or go round."""
         self.fetching = False
         """Whether stored state was read by the last `advance`, and not because a record wanted it."""
+
+    @property
+    def name(self) -> str:
+        """Of its task."""
+        return self.operators.task
+
+    @property
+    def tables(self) -> list[Table[Any]]:
+        """Of its operators."""
+        return self.operators.tables
 
     @property
     def sources(self) -> list[SourceInput]:
@@ -171,11 +169,11 @@ class Subtask:
             if item is None:
                 continue
             self._came_round = goes_round
-            if isinstance(item, BarrierFrame):
-                self._barrier(source, item)
-            else:
+            if isinstance(item, Batch):
                 self.alignment.take(source.name)
                 self._process(source, item)
+            else:
+                self._barrier(source, item)
             return True
         return False
 
@@ -213,16 +211,12 @@ class Subtask:
             yield from rounds
 
     def _process(self, source: Input, batch: Batch) -> None:
-        if self.order is not None:
-            for partition, count in source.runs():
-                self.order.note(source.name, partition, count)
-            self.order.end_batch()
-        source.push(batch)
+        self.operators.take(source, batch)
         source.processed()
         for each in self._outlets:
             each.took(len(batch.records))
 
-    def _barrier(self, source: Input, frame: BarrierFrame) -> None:
+    def _barrier(self, source: Input, frame: Barrier) -> None:
         if isinstance(source, SourceInput):
             hit("worker-barrier")
         if self.alignment.barrier(source.name, frame.checkpoint, aligned=frame.savepoint):
@@ -237,7 +231,7 @@ class Subtask:
             each.capture(checkpoint) for each in self.inputs if isinstance(each, ChannelInput) and each.name in owing
         ]
 
-    def triggered(self, frame: BarrierFrame, overtakes_s: float | None, *, final: bool = False) -> None:
+    def triggered(self, frame: Barrier, overtakes_s: float | None, *, final: bool = False) -> None:
         """The coordinator has triggered a checkpoint; see `Due`. *final*: nothing is taken behind it."""
         self._last = frame.checkpoint if final else None
         if frame.checkpoint > self.alignment.checkpoint_latest:
@@ -251,7 +245,7 @@ class Subtask:
             moved = True
         return moved
 
-    def _overtake(self, frame: BarrierFrame) -> None:
+    def _overtake(self, frame: Barrier) -> None:
         checkpoint = frame.checkpoint
         for source in self.sources:
             if self.alignment.checkpoint_latest < checkpoint and not self.alignment.is_held(source.name):
@@ -262,28 +256,37 @@ class Subtask:
             hit("unaligned-overtaken")
             self._snapshots.append(self._snapshot(frame, self._captures(owing, checkpoint)))
 
-    def _snapshot(self, frame: BarrierFrame, captures: Sequence[ChannelCapture]) -> Iterator[bool]:
+    def _snapshot(self, frame: Barrier, captures: Sequence[ChannelCapture]) -> Iterator[bool]:
         """The synchronous part now; the rest as an iterator."""
         while self._due and self._due[0].frame.checkpoint <= frame.checkpoint:
             self._due.popleft()
-        began = self.monotonic_s()
-        whole = frame.savepoint or not self.incremental
-        frozen = [(table, table.freeze(frame.checkpoint, frame.base, whole=whole)) for table in self.tables]
-        exact, log = self.alignment.exact, None
-        if self.order is not None and (self.order.runs or not exact):
-            log = self.order.cut(exact=exact)
+        began_s = self.monotonic_s()
+        offsets = tuple(offset for source in self.sources for offset in source.noted.pop(frame.checkpoint))
+        left = self.restored.left() if self.restored is not None else []
+        cut = self.operators.cut(
+            frame.checkpoint,
+            frame.base,
+            offsets,
+            whole=frame.savepoint or not self.incremental,
+            exact=self.alignment.exact,
+            left=left,
+            captures=captures,
+        )
         for channel in chain(self.outputs, self.fed):
-            channel.send_barrier(frame)
+            channel.send_signal(frame)
         for each in self.inputs:
             each.trust()
         if self.restored is not None:
             self.restored.trust()
-        for sink in self.sinks:
-            sink.barrier(frame.checkpoint)
         hit("worker-frozen")
         self._overtaken += bool(captures)
-        left = self.restored.left() if self.restored is not None else []
-        return self._rest(_Frozen(frame, frozen, log, left, captures, began, self.monotonic_s() - began))
+        return self._acknowledged(frame.checkpoint, cut, began_s, self.monotonic_s() - began_s)
+
+    def _acknowledged(self, checkpoint: int, cut: Cut, began_s: float, sync_s: float) -> Iterator[bool]:
+        ack = yield from cut.acknowledge(self.operators.blocks(self.blocks, checkpoint))
+        self._overtaken -= bool(cut.captures)
+        self.acknowledge(Acknowledge(ack, sync_s * 1000, (self.monotonic_s() - began_s) * 1000))
+        hit("worker-acknowledged")
 
     def advance(self, budget_s: float) -> bool:
         """Read restored state for about `FETCH_BUDGET_S`, encode for about *budget_s*; True if anything was done."""
@@ -303,145 +306,3 @@ class Subtask:
         while moved and self.monotonic_s() < end and any(table.fetch() for table in self.tables):
             pass
         return moved
-
-    def _rest(self, frozen: _Frozen) -> Iterator[bool]:
-        """Write blocks, then indexes, wait for the sinks' flush, acknowledge. Yields True after work, False to wait.
-
-        Only an index waits for other blocks, which it names; all else is on its way at the same time.
-        """
-        checkpoint = frozen.frame.checkpoint
-        written: list[BlockRef] = []
-        declined, states = "", list[_State]()
-        place = (self.blocks, checkpoint, self.name, self.index)
-        parts = [self.names.write_order(*place, part) for part in frozen.order or ()]
-        try:
-            for table, snapshot in frozen.tables:
-                states.append((yield from self._write(table, snapshot, written)))
-        except SnapshotDeclined as error:  # what the sinks flush is carried by a later checkpoint
-            declined = str(error)
-        sent = yield from self._write_channels(frozen)
-        operators = []
-        for state in states:
-            index = yield from _durable(state.tickets)
-            written += index
-            found = state.snapshot.chain
-            operators.append(OperatorAck(state.operator, tuple(index), found.refs, found.size))
-        order = yield from _durable(parts)
-        order_log = None if frozen.order is None else OrderLog(self.name, self.index, tuple(order))
-        channel_log, captured, lists = yield from self._logged(place, sent)
-        written += order + captured + lists
-        precommits, staged = [], []
-        for sink in self.sinks:
-            while (flushed := sink.take_flushed(checkpoint)) is None:
-                yield False
-            precommits += [flushed.precommit] if flushed.precommit is not None else []
-            staged += [flushed.staged] if flushed.staged is not None else []
-            written += flushed.written
-        hit("worker-flushed")
-        offsets = tuple(offset for source in self.sources for offset in source.noted.pop(checkpoint))
-        ack = Ack(
-            task=self.name,
-            subtask=self.index,
-            checkpoint=checkpoint,
-            offsets=offsets,
-            operators=tuple(operators),
-            order_log=order_log,
-            channel_log=channel_log,
-            on_their_way=tuple(captured) if lists else (),
-            precommits=tuple(precommits),
-            staged=tuple(staged),
-            written=tuple(written),
-            declined=declined,
-        )
-        self._overtaken -= bool(frozen.captures)
-        self.acknowledge(Acknowledge(ack, frozen.sync_s * 1000, (self.monotonic_s() - frozen.began_s) * 1000))
-        hit("worker-acknowledged")
-
-    def _write_channels(self, frozen: _Frozen) -> Generator[bool, None, _OnItsWay]:
-        """Write what was on its way, once the barriers have come that lay behind it."""
-        while not all(each.whole for each in frozen.captures):
-            yield False
-        frames = [*frozen.left, *chain.from_iterable(each.frames() for each in frozen.captures)]
-        place = (self.blocks, frozen.frame.checkpoint, self.name, self.index)
-        tickets = list[Ticket]()
-        for body in in_flight.encode(frames):
-            if body is not None:
-                tickets.append(self.names.write_in_flight(*place, body))
-            yield True
-            while self.blocks.pending > BLOCKS_PENDING_MAX:
-                yield False
-        return _OnItsWay(tickets, sum(records_in(each.frame) for each in frames))
-
-    def _logged(
-        self, place: tuple[AttemptBlocks, int, str, int], sent: _OnItsWay
-    ) -> Generator[bool, None, tuple[ChannelLog | None, list[BlockRef], list[BlockRef]]]:
-        """The log of what was on its way, once its blocks are durable; these, and the lists of them where they are
-        many."""
-        captured = yield from _durable(sent.tickets)
-        if not captured:
-            return None, [], []
-        hit("unaligned-captured")
-        lists = [self.names.write_in_flight_list(*place, body) for body in in_flight.lists_of(captured)]
-        named = yield from _durable(lists)
-        log = ChannelLog(self.name, self.index, sent.records, tuple(named or captured), indexed=bool(named))
-        return log, captured, named
-
-    def _write(
-        self, table: Table[Any], snapshot: TableSnapshot, written: list[BlockRef]
-    ) -> Generator[bool, None, _State]:
-        """Write the state of one operator, and begin to write its index; the blocks that are durable are noted in
-        *written*."""
-        tickets: list[Ticket] = []
-        try:
-            for block in snapshot.encode():
-                if block is not None:
-                    tickets.append(self.names.write(self.blocks, snapshot.checkpoint, table.operator, block))
-                yield True
-                while self.blocks.pending > BLOCKS_PENDING_MAX:
-                    yield False
-        except SnapshotDeclined:  # who decides drops what is acknowledged and not needed; of all else nobody knows
-            written += yield from _durable(tickets)
-            raise
-        refs = yield from _durable(tickets)
-        hit("worker-blocks")
-        written += refs
-        parts = snapshot.seal(refs)
-        tickets = [self.names.write_index(self.blocks, snapshot.checkpoint, table.operator, part) for part in parts]
-        return _State(table.operator, snapshot, tickets)
-
-
-class _State(NamedTuple):
-    """The state of one operator, whose blocks are durable."""
-
-    operator: str
-    snapshot: TableSnapshot
-    tickets: list[Ticket]
-    """Of its index."""
-
-
-class _OnItsWay(NamedTuple):
-    """What was on its way, as it is written; no tickets: nothing was."""
-
-    tickets: list[Ticket]
-    records: int
-
-
-@dataclass
-class _Frozen:
-    """What a subtask was at a barrier, and what was on its way to it."""
-
-    frame: BarrierFrame
-    tables: list[tuple[Table[Any], TableSnapshot]]
-    order: tuple[bytes, ...] | None
-    left: list[InFlightFrame]
-    """Of what was on its way at the restored checkpoint, and goes first."""
-    captures: Sequence[ChannelCapture]
-    began_s: float
-    sync_s: float
-
-
-def _durable(tickets: list[Ticket]) -> Generator[bool, None, list[BlockRef]]:
-    """Wait until every block is durable; returns their references."""
-    while not all(ticket.ref for ticket in tickets):
-        yield False
-    return [ticket.ref for ticket in tickets if ticket.ref is not None]

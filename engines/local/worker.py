@@ -13,20 +13,22 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterable
+from types import TracebackType
 from typing import Any, Protocol
 
-from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.building import Built, build
-from exactlyonce.engines.local.channels import BarrierFrame, PeerGone
+from exactlyonce.engines.local.channels import PeerGone
 from exactlyonce.engines.local.clients import Clients, KafkaClients
 from exactlyonce.engines.local.inputs import SourceInput, SourceTrigger
 from exactlyonce.engines.local.pace import GATHER_S, snapshot_budget_s
-from exactlyonce.engines.local.watch import Watch
-from exactlyonce.engines.operators import place_of
+from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.runtime.operators import place_of
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, sendable, text_of
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -37,6 +39,8 @@ BUSY_WAIT_S = 0.002
 PROGRESS_INTERVAL_S = 0.25
 COSTS_INTERVAL_S = 10.0
 """Over how long what operators cost is summed up."""
+WATCH_INTERVAL_S = 1.0
+"""How often the watch looks, and how long a turn may take before it tells."""
 PEER_GONE_WAIT_S = 30.0
 """A slow coordinator sends a worker its `Shutdown` so long after the first one; where there is none it kills all."""
 _PR_SET_PDEATHSIG = 1
@@ -173,7 +177,7 @@ class Worker:
         self.activity.phase("flushing its sinks")
         for writer in built.writers:
             moved = writer.poll() or moved
-        built.blocks.poll()
+        built.blocks.attempt.poll()
         self.activity.phase("writing its state")
         for task in built.subtasks:
             fetching = task.fetching
@@ -212,7 +216,7 @@ class Worker:
                 self._running = False
 
     def _trigger(self, trigger: msg.Trigger) -> None:
-        frame = BarrierFrame(trigger.checkpoint, trigger.base, trigger.savepoint)
+        frame = Barrier(trigger.checkpoint, trigger.base, trigger.savepoint)
         after_ms = trigger.overtakes_after_ms
         for source in self._sources:
             mine = trigger.added.get(source.name, {})
@@ -267,9 +271,9 @@ class Worker:
                 first_record_ms=self._first_record_ms,
                 lag=sum(source.reader.lag() for source in self._sources),
                 going_round=sum(task.going_round for task in self.built.subtasks),
-                waiting=[
-                    each for each in (*(s.reader.waiting for s in self._sources), self.built.blocks.waiting) if each
-                ],
+                waiting=list(
+                    filter(None, (*(s.reader.waiting for s in self._sources), self.built.blocks.attempt.waiting))
+                ),
                 notes=[note for source in self._sources for note in source.notes] + self.built.notes,
                 full=sorted(self._full),
                 held_up=[writer.held_up for writer in self.built.writers if writer.held_up],
@@ -283,6 +287,32 @@ class Worker:
             source.notes.clear()
         self.built.notes.clear()
         self._longest_gap_s = 0.0
+
+
+class Watch:
+    """Tells from a thread of its own what the loop is in while it does not come round; a context.
+
+    It touches nothing of the worker's: it reads two attributes of `Activity` and sends over the connection, which any
+    thread may do.
+    """
+
+    def __init__(self, subtask: int, activity: Activity, connection: msg.Connection) -> None:
+        self._subtask, self._activity, self._connection = subtask, activity, connection
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(WATCH_INTERVAL_S):
+            now = self._activity.now_s()
+            if now - self._activity.turned_s > WATCH_INTERVAL_S:
+                place = self._activity.current
+                self._connection.send(msg.Occupied(self._subtask, str(place), now - place.since_s))
 
 
 def serve(connection: msg.Connection) -> None:

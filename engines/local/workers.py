@@ -8,17 +8,21 @@ has said that it has written all that waited: one that failed, was killed or too
 
 from __future__ import annotations
 
+import gc
 import os
+import queue
 import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from exactlyonce.engines.local.messages import (
     AllWritten,
@@ -27,13 +31,16 @@ from exactlyonce.engines.local.messages import (
     Ready,
     Shutdown,
     ToCoordinator,
+    ToWorker,
     WorkerFailed,
 )
+from exactlyonce.engines.local.worker import serve
 from exactlyonce.engines.plan import Plan
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, OutputLost, made_from
 from exactlyonce.pipeline.graph import LogicalGraph
 
+T = TypeVar("T")
 Hurried = Callable[[], bool]
 Heard = Callable[[object], None]
 """Given each message of a worker that was told to end."""
@@ -52,6 +59,15 @@ class WorkerHandle:
     subtask: int
     connection: Connection
     process: subprocess.Popen[bytes] | None
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its process; None: it is no process of its own."""
+        return self.process.pid if self.process is not None else None
+
+    def tell(self, message: ToWorker) -> None:
+        """Send, or keep for later what it does not take now."""
+        self.connection.send(message)
 
     def exit_reason(self, hurried: Hurried) -> str:
         """How it ended, for the log."""
@@ -153,6 +169,74 @@ def _gone(worker: WorkerHandle, wait_s: float) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+class InlineWorker:
+    """The `Workers` of a run in one process: one, on the main thread, where a debugger expects it. It has ended before
+    another begins."""
+
+    def __init__(self) -> None:
+        self.alive: list[WorkerHandle] = []
+        self._connections: queue.SimpleQueue[Connection | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
+
+    def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[WorkerHandle]:
+        ours, theirs = socket.socketpair()
+        self._ended.clear()
+        self.alive = [WorkerHandle(0, Connection(ours, ToCoordinator, waits=False), None)]
+        self._connections.put(Connection(theirs, ToWorker, waits=True))
+        return self.alive
+
+    def finish(self, timeout_s: float, hurried: Hurried, heard: Heard) -> None:
+        deadline = time.monotonic() + timeout_s
+        for worker in self.alive:
+            worker.connection.send(Shutdown())
+        ended = False
+        while not ended and time.monotonic() < deadline and not hurried():
+            ended = self._ended.wait(LOOK_INTERVAL_S)
+            if hear_out(self.alive, heard):
+                deadline = time.monotonic() + timeout_s
+
+    def kill(self, hurried: Hurried) -> None:
+        """There is nothing to kill: the worker ends when its channel does, or by the KeyboardInterrupt of a hurry."""
+        for worker in self.alive:
+            worker.connection.socket.close()
+            while not self._ended.wait(LOOK_INTERVAL_S) and not hurried():
+                pass
+        self.alive = []
+
+    def work_for(self, run: Callable[[], T]) -> T:
+        """Call *run* on another thread, and be its worker on this one until it returns.
+
+        A KeyboardInterrupt, which a second request to stop raises, gets this thread out of the user's code, wherever it
+        is; *run*, which has been told to end at once, then does so.
+        """
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        def body() -> None:
+            try:
+                results.append(run())
+            except BaseException as error:
+                errors.append(error)
+            finally:
+                self._connections.put(None)
+
+        thread = threading.Thread(target=body, name="coordinator", daemon=True)
+        thread.start()
+        with suppress(KeyboardInterrupt):
+            while (connection := self._connections.get()) is not None:
+                try:
+                    serve(connection)
+                finally:
+                    connection.socket.close()
+                    gc.collect()  # the worker's producers are not closed but dropped, and this process goes on
+                    self._ended.set()
+        self._ended.set()
+        thread.join()
+        if errors:
+            raise errors[0]
+        return results[0]
 
 
 class LastOutput:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
-from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
 from exactlyonce.engines.savepoints.loops import LoopEntry, entries_of, records_by_loop, schemas_of
 from exactlyonce.pipeline.errors import ConfigError

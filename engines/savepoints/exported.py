@@ -33,9 +33,8 @@ import msgspec
 from fastavro import parse_schema, reader, writer
 
 from exactlyonce.checkpoint.records.storage_url import parts_of, storage_url
-from exactlyonce.checkpoint.store.files.folder import Folder
-from exactlyonce.checkpoint.store.files.opening import folder_of
-from exactlyonce.checkpoint.store.files.persistence import AWAY_TIMEOUT_S, persistently
+from exactlyonce.connectors.blocks.folder import Folder
+from exactlyonce.connectors.blocks.storage import AWAY_TIMEOUT_S, folder_of, persistently
 from exactlyonce.engines.savepoints.contents import Saved, SavedFile, SavedLoop, SavedOperator, Savepoint
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, portions
 from exactlyonce.engines.savepoints.loops import LoopEntry

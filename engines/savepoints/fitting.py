@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
+from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.manifest import Manifest, SourceOffset
-from exactlyonce.checkpoint.store.storage import Blocks
-from exactlyonce.engines import in_flight
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.options import Restoration
+from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, KeptState
 from exactlyonce.engines.surroundings.preflight import Inputs

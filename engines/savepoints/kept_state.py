@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
-from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.pipeline.avro import avro_of, plain_values
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.key_types import described_forms

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from exactlyonce.checkpoint.block_storage import Blocks
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.store.storage import Blocks
-from exactlyonce.engines import in_flight
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, is_same, records_in
-from exactlyonce.engines.in_flight import InFlightFrame, frames_of
-from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.plan import LOOP_MARK
+from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, is_same, records_in
+from exactlyonce.engines.runtime.in_flight import InFlightFrame, frames_of
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.schema import type_name
 from exactlyonce.pipeline.wire import wire_of

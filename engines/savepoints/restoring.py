@@ -9,7 +9,7 @@ that the same command, repeated, goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TypeVar
@@ -27,11 +27,10 @@ from exactlyonce.checkpoint.records.manifest import (
     SourceOffset,
 )
 from exactlyonce.checkpoint.records.storage_url import storage_url
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
-from exactlyonce.engines.batch_codec import records_in
-from exactlyonce.engines.blocks import BlockNames
-from exactlyonce.engines.in_flight import InFlightFrame, encode, lists_of, said_of_records
 from exactlyonce.engines.options import Restoration
+from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.steps import Steps, finish
 from exactlyonce.engines.savepoints.contents import Saved, SavedOperator, Savepoint, TopicSavepoint, origin_in_topic
 from exactlyonce.engines.savepoints.exported import ExportedSavepoint
 from exactlyonce.engines.savepoints.fitting import (
@@ -54,7 +53,6 @@ from exactlyonce.state.index import IndexHead, encode_index
 from exactlyonce.state.key_groups import subtask_of
 
 SECTION_BYTES = 64 * 1024
-PENDING_MAX = 64
 DURABLE_TIMEOUT_S = 600.0
 _encode = msgspec.msgpack.Encoder().encode
 T = TypeVar("T")
@@ -185,39 +183,37 @@ class Restoring:
         require(checkpoint == self._next, "what is restored was judged behind the fence")
         blocks = self._around.storages.of(self._around.storage).begin(incarnation, 0)
         schemas = {new: loop.schema for new, loop in self._loops.items() if loop.schema is not None}
-        putting = _Putting(BlockNames(0, said_of_records(schemas)), blocks, checkpoint, raise_if_fenced)
-        snapshots = tuple(self._written(putting, new, saved) for new, saved in sorted(self._operators.items()))
-        logs = self._going_round(putting)
+        writing = _Writing(WorkerBlocks(blocks, schemas), checkpoint, raise_if_fenced)
+        snapshots = tuple(self._written(writing, new, saved) for new, saved in sorted(self._operators.items()))
+        logs = self._going_round(writing)
         self._around.note(f"restored from {self._savepoint.name}")
         return Restored(self._offsets, snapshots, self.origin, logs)
 
-    def _going_round(self, putting: _Putting) -> tuple[ChannelLog, ...]:
+    def _going_round(self, writing: _Writing) -> tuple[ChannelLog, ...]:
         """Write what goes round the loops, subtask by subtask; all of it is in memory at once, as in the workers."""
         frames: dict[int, list[InFlightFrame]] = {}
         for new, loop in sorted(self._loops.items()):
-            entries = _checked(self._savepoint.going_round(loop.loop), putting.raise_if_fenced)
+            entries = _checked(self._savepoint.going_round(loop.loop), writing.raise_if_fenced)
             for subtask, frame in frames_of_loop(new, entries, self._around.parallelism):
                 frames.setdefault(subtask, []).append(frame)
         logs = []
         for subtask, own in sorted(frames.items()):
-            bodies = (body for body in encode(own) if body is not None)
-            records = sum(records_in(each.frame) for each in own)
-            blocks, indexed = putting.in_flight(subtask, bodies)
-            logs.append(ChannelLog(RESTORED, subtask, records, blocks, indexed))
+            if (log := writing.in_flight(subtask, own)) is not None:
+                logs.append(log)
         return tuple(logs)
 
-    def _written(self, putting: _Putting, operator: str, saved: SavedOperator) -> OperatorSnapshot:
+    def _written(self, writing: _Writing, operator: str, saved: SavedOperator) -> OperatorSnapshot:
         graph, parallelism = self._around.graph, self._around.parallelism
         head = IndexHead(
-            operator, putting.checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version, saved.keys
+            operator, writing.checkpoint, graph.max_parallelism, saved.schema, 0.0, saved.version, saved.keys
         )
         indexes: list[tuple[BlockRef, ...]] = [()] * parallelism
         size = 0
-        entries = self._by_group(_checked(self._savepoint.entries(saved.operator), putting.raise_if_fenced))
+        entries = self._by_group(_checked(self._savepoint.entries(saved.operator), writing.raise_if_fenced))
         for subtask, own in groupby(entries, lambda each: subtask_of(each.group, parallelism, graph.max_parallelism)):
             require(not indexes[subtask], "the states of a savepoint lie by key group")
-            chain = Chain().extended(putting.state(operator, own))
-            indexes[subtask] = putting.index(operator, encode_index(chain, head))
+            chain = Chain().extended(writing.state(operator, subtask, own))
+            indexes[subtask] = writing.index(operator, subtask, encode_index(chain, head))
             size += chain.size
         return OperatorSnapshot(operator, parallelism, size, tuple(indexes))
 
@@ -235,63 +231,54 @@ def _next(newest: Manifest | None) -> int:
     return newest.checkpoint + 1 if newest is not None else 0
 
 
-class _Putting:
-    """Puts blocks of *checkpoint*."""
+class _Writing:
+    """Writes the blocks of *checkpoint*, and waits until they are durable."""
 
-    def __init__(
-        self, names: BlockNames, blocks: AttemptBlocks, checkpoint: int, raise_if_fenced: Callable[[], None]
-    ) -> None:
-        self._blocks, self._names, self.checkpoint = blocks, names, checkpoint
-        self.raise_if_fenced = raise_if_fenced
+    def __init__(self, blocks: WorkerBlocks, checkpoint: int, raise_if_fenced: Callable[[], None]) -> None:
+        self._blocks, self.checkpoint, self.raise_if_fenced = blocks, checkpoint, raise_if_fenced
 
-    def state(self, operator: str, entries: Iterable[KeptEntry]) -> list[tuple[BlockRef, BlockHeader]]:
-        """Put images of all key groups in *entries*; where they lie."""
-        put = []
-        for block in self._cut(operator, entries):
-            self._wait(left=PENDING_MAX)
-            put.append((self._names.write(self._blocks, self.checkpoint, operator, block), block.header))
-        refs = self._durable([ticket for ticket, _ in put])
-        return [(ref, header) for ref, (_, header) in zip(refs, put, strict=True)]
+    def _of(self, subtask: int) -> SubtaskBlocks:
+        return SubtaskBlocks(self._blocks, self.checkpoint, RESTORED, subtask)
 
-    def index(self, operator: str, parts: Iterable[bytes]) -> tuple[BlockRef, ...]:
-        """Put the parts of an index."""
-        return self._durable([self._names.write_index(self._blocks, self.checkpoint, operator, part) for part in parts])
+    def _finish(self, steps: Steps[T]) -> T:
+        """Take all *steps*. `BrokerUnavailable` if blocks are waited for too long."""
+        return finish(steps, lambda: self._blocks.attempt.wait(DURABLE_TIMEOUT_S, self.raise_if_fenced))
 
-    def in_flight(self, subtask: int, bodies: Iterable[bytes]) -> tuple[tuple[BlockRef, ...], bool]:
-        """Put what was on its way to a subtask; the blocks that have it, or lists of these, and whether they are
-        lists."""
-        where = (self._blocks, self.checkpoint, RESTORED, subtask)
-        tickets = []
-        for each in bodies:
-            self._wait(left=PENDING_MAX)
-            tickets.append(self._names.write_in_flight(*where, each))
-        refs = self._durable(tickets)
-        lists = self._durable([self._names.write_in_flight_list(*where, each) for each in lists_of(refs)])
-        return (lists, True) if lists else (refs, False)
+    def state(self, operator: str, subtask: int, entries: Iterable[KeptEntry]) -> list[tuple[BlockRef, BlockHeader]]:
+        """Write images of all key groups in *entries*; where they lie."""
+        headers: list[BlockHeader] = []
 
-    def _durable(self, tickets: list[Ticket]) -> tuple[BlockRef, ...]:
-        """Where they lie, once they do. `BrokerUnavailable` if that takes too long."""
-        self._wait(left=0)
-        found = tuple(each.ref for each in tickets if each.ref is not None)
-        require(len(found) == len(tickets), "what was waited for is written")
-        return found
+        def encoded() -> Iterator[EncodedBlock]:
+            for block in _images(operator, self.checkpoint, entries):
+                headers.append(block.header)
+                yield block
 
-    def _wait(self, left: int) -> None:
-        self._blocks.wait(DURABLE_TIMEOUT_S, self.raise_if_fenced, left=left)
+        return list(zip(self._finish(self._of(subtask).state(operator, encoded())), headers, strict=True))
 
-    def _cut(self, operator: str, entries: Iterable[KeptEntry]) -> Iterator[EncodedBlock]:
-        """Blocks of one version each: states that were written by several are read by their own."""
-        encoders: dict[int, BlockEncoder] = {}
-        for (group, version), same in groupby(entries, lambda each: (each.group, each.version)):
-            encoder = encoders.setdefault(version, BlockEncoder(operator, self.checkpoint, version))
-            for some in _sections(same):
-                states = _encode([msgspec.Raw(each.state) for each in some])
-                keys = encode_keys([each.key for each in some], [])
-                if (block := encoder.add(group, IMAGE, keys, states, len(some))) is not None:
-                    yield block
-        for encoder in encoders.values():
-            if (last := encoder.flush()) is not None:
-                yield last
+    def index(self, operator: str, subtask: int, parts: Iterable[bytes]) -> tuple[BlockRef, ...]:
+        """Write the parts of an index."""
+        blocks = self._of(subtask)
+        return tuple(self._finish(blocks.durable(blocks.index(operator, parts))))
+
+    def in_flight(self, subtask: int, frames: Sequence[InFlightFrame]) -> ChannelLog | None:
+        """Write what goes round the loops of a subtask; None if that is nothing."""
+        log, _ = self._finish(self._of(subtask).in_flight(frames))
+        return log
+
+
+def _images(operator: str, checkpoint: int, entries: Iterable[KeptEntry]) -> Iterator[EncodedBlock]:
+    """Blocks of one version each: states that were written by several are read by their own."""
+    encoders: dict[int, BlockEncoder] = {}
+    for (group, version), same in groupby(entries, lambda each: (each.group, each.version)):
+        encoder = encoders.setdefault(version, BlockEncoder(operator, checkpoint, version))
+        for some in _sections(same):
+            states = _encode([msgspec.Raw(each.state) for each in some])
+            keys = encode_keys([each.key for each in some], [])
+            if (block := encoder.add(group, IMAGE, keys, states, len(some))) is not None:
+                yield block
+    for encoder in encoders.values():
+        if (last := encoder.flush()) is not None:
+            yield last
 
 
 def _checked(entries: Iterable[T], raise_if_fenced: Callable[[], None]) -> Iterator[T]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
+from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.storage import DamagedBlock
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.savepoints.contents import TopicSavepoint
 from exactlyonce.pipeline.errors import ConfigError
 
 
@@ -33,6 +37,16 @@ def require_savepoint(history: History, number: int) -> Manifest:
     return found[number]
 
 
+def require_finalized(history: History) -> None:
+    """ConfigError while not all output of the newest checkpoint is known to be committed."""
+    if history.unfinalized is not None:
+        raise ConfigError(
+            f"Checkpoint {history.unfinalized.checkpoint} of {history.pipeline} is decided, and not all of it is known "
+            f"to be committed. Run the pipeline, or `exactlyonce transactions commit {history.pipeline}`, and ask "
+            f"again."
+        )
+
+
 @contextmanager
 def unless_expired(config: ClientConfig, manifest: Manifest) -> Iterator[None]:
     """While blocks of *manifest* are read: ConfigError for those that are missing because it has expired."""
@@ -45,3 +59,13 @@ def unless_expired(config: ClientConfig, manifest: Manifest) -> Iterator[None]:
             f"Checkpoint {manifest.checkpoint} has expired while it was read: the pipeline runs on. Try again; a "
             f"longer --num-retained of the run keeps more checkpoints, and a savepoint never expires."
         ) from None
+
+
+@contextmanager
+def opened(config: ClientConfig, manifest: Manifest) -> Iterator[TopicSavepoint]:
+    """What the finalized checkpoint of *manifest* holds."""
+    with closing(Transactions(config)) as transactions:
+        cluster_id = transactions.cluster_id()
+    topic = find_topic(config.confluent(), manifest.pipeline)
+    with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
+        yield TopicSavepoint(manifest, blocks, cluster_id)

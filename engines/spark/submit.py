@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
-from exactlyonce.engines.bounded.submit import Submit, perform, settled
+from exactlyonce.engines.bounded.submit import Executors, Submit, perform, settled
+from exactlyonce.engines.bounded.workplace import THIS_MACHINE
+from exactlyonce.engines.spark.session import cores, runs_here
 from exactlyonce.engines.spark.spark_errors import in_short, is_sparks, known_cause
-from exactlyonce.pipeline.errors import ExactlyOnceError, require
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, require
 
 if TYPE_CHECKING:
     import pyarrow
@@ -42,6 +45,23 @@ def submit_to(spark: SparkSession, started: Callable[[str, int], None] = lambda 
         return settled(answers[place] for place in range(len(work)))
 
     return submit
+
+
+def executors_of(
+    spark: SparkSession, staging: str | Path | None, started: Callable[[str, int], None] = lambda stage, units: None
+) -> Executors:
+    """The executors of *spark*; ConfigError where they need a folder *staging* that they share with this machine."""
+    if staging is None and not runs_here(spark):
+        require_staging(spark.conf.get("spark.master", "") or "a Connect server")
+    return Executors(submit_to(spark, started), Path(staging or THIS_MACHINE).absolute(), lambda: cores(spark))
+
+
+def require_staging(master: str) -> NoReturn:
+    """Raise the ConfigError that a Spark on other machines needs a shared folder."""
+    raise ConfigError(
+        f"--staging is needed with --master {master}: a folder that all executors and this machine see under the same "
+        f"path, with room for the input of a chunk."
+    )
 
 
 def _run(work: list[bytes], batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from exactlyonce.checkpoint.block_storage import BlockStorage
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoredBlock
-from exactlyonce.checkpoint.store.storage import BlockStorage
 from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError
 
 CLOSE_TIMEOUT_S = 10.0

@@ -9,14 +9,16 @@ from typing import Any
 import msgspec
 
 from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.block_storage import Blocks
+from exactlyonce.checkpoint.commits.of_stores import StagingSink
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
-from exactlyonce.checkpoint.store.storage import Blocks
 from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.sink import Sink, naming
 from exactlyonce.sinks.committer import (
+    CommitsBySubtask,
     Committer,
     CommitterContext,
     Committing,
@@ -48,10 +50,8 @@ class Stores:
         self._committers: dict[str, Committer] = {}
         self._writing: dict[str, Committer] = {}
         """Of sinks whose writers write to the store themselves: they are only checked."""
-        self.digests: dict[str, str] = {}
-        """The sinks whose output is committed to a store, each with a digest of its description."""
-        self.ledgers: dict[str, str] = {}
-        """Of the same sinks, where the ledger of each is: see `Committer.ledger`."""
+        self.staging: dict[str, StagingSink] = {}
+        """The sinks whose output is committed to a store."""
         self._unchecked: set[str] = set()
         """Sinks whose store was away when it was to be checked."""
         for name, sink, type_ in sinks:
@@ -60,8 +60,8 @@ class Stores:
                 committer = sink.open_committer(context)
                 if sink.stages:
                     self._committers[name] = committer
-                    self.digests[name] = _digest(sink, type_)
-                    self.ledgers[name] = committer.ledger
+                    at_once = not isinstance(committer, CommitsBySubtask)
+                    self.staging[name] = StagingSink(_digest(sink, type_), committer.ledger, at_once)
                 else:
                     self._writing[name] = committer
 
@@ -92,9 +92,11 @@ class Stores:
                 return self._fence(sink, incarnation, origin)
             case ask.CleanStore(sink, incarnation, attempt):
                 return self._committers[sink].clean(incarnation, attempt)
-            case ask.CommitStaged(committable, incarnation, origin):
+            case ask.CommitStaged(committables, incarnation, origin):
                 hit("store-committing")
-                return self._committer(committable).commit(committable, incarnation, origin)
+                for committable in committables:
+                    self._require_its_own(committable)
+                return self._committers[committables[0].sink].commit(committables, incarnation, origin)
         return NotImplemented
 
     # --- beside a run
@@ -124,22 +126,22 @@ class Stores:
         committer = self._committers.get(sink)
         return committer.roll_back(names, incarnation, origin) if isinstance(committer, RollsBack) else []
 
-    def _committer(self, committable: StoreCommittable) -> Committer:
-        found = self._committers.get(committable.sink)
-        if found is None:
+    def _require_its_own(self, committable: StoreCommittable) -> None:
+        """Raise unless the sink of *committable*, as it is now, has set it aside."""
+        committer = self._committers.get(committable.sink)
+        if committer is None:
             raise Halt(
                 f"Checkpoint {committable.checkpoint} was decided with {committable.records} records of sink "
                 f"{committable.sink!r}, and the pipeline has no such sink any more, or one with another delivery. "
                 f"Run it once as it was, until that checkpoint is finalized; then change it."
             )
-        if committable.records and committable.kind != found.kind:
-            raise StoreError(_of_another_kind(committable.kind, found.kind))
-        if committable.records and committable.description != self.digests[committable.sink]:
+        if committable.records and committable.kind != committer.kind:
+            raise StoreError(_of_another_kind(committable.kind, committer.kind))
+        if committable.records and committable.description != self.staging[committable.sink].digest:
             raise StoreError(
                 "they were set aside for another description of the sink: its target, mode, key, format, or the type "
                 "of its records was changed since. Run the pipeline once as it was; then change it."
             )
-        return found
 
     def close(self) -> None:
         """Let go of all connections."""

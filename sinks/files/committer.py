@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
-from exactlyonce.sinks.committer import SetAside, StoreView
+from exactlyonce.sinks.committer import CommitsBySubtask, SetAside, StoreView
 from exactlyonce.sinks.files import folders
 from exactlyonce.sinks.files.layout import (
     HIDDEN,
@@ -34,7 +34,7 @@ from exactlyonce.sinks.files.staging import remove_older
 from exactlyonce.sinks.write_ahead.store import LedgerEntry
 
 
-class FilesCommitter:
+class FilesCommitter(CommitsBySubtask):
     """Of one sink. With *ledger_first*, a crash loses what is not published yet, and nothing comes twice."""
 
     kind = KIND
@@ -78,8 +78,8 @@ class FilesCommitter:
         with folders.explained(self._folder.target):
             return self._ledger.fence(incarnation, origin)
 
-    def commit(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
-        """See `Committer.commit`."""
+    def commit_one(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
+        """See `CommitsBySubtask`."""
         with folders.explained(self._folder.target):
             self._require_there()
             due = LedgerEntry.of(self._folder.pipeline, self._folder.sink, committable, incarnation, origin)

@@ -22,8 +22,7 @@ from exactlyonce.sinks.files import partitions
 from exactlyonce.sinks.files.columns import columns_of
 from exactlyonce.sinks.files.committer import FilesCommitter
 from exactlyonce.sinks.files.folders import explained
-from exactlyonce.sinks.files.format import FileFormat, PartitionedEncoder
-from exactlyonce.sinks.files.jsonl import JsonLines
+from exactlyonce.sinks.files.format import FileFormat, JsonLines, PartitionedEncoder
 from exactlyonce.sinks.files.layout import SinkFolder, WriterId
 from exactlyonce.sinks.files.publishing import Publisher
 from exactlyonce.sinks.files.staging import Rolling, StagedFiles, remove_older

@@ -19,7 +19,7 @@ from exactlyonce.sinks.files.format import EncodedPart
 from exactlyonce.sinks.files.layout import KIND, StagedList, WaitingFile, encode_staged
 from exactlyonce.sinks.files.publishing import WaitingFileGone
 from exactlyonce.sinks.files.staging import StagedFiles
-from exactlyonce.sinks.writer import ROOM, FlushedInterval, SinkFailed
+from exactlyonce.sinks.writer import ROOM, FlushedInterval, IntervalWriter, SinkFailed
 
 BACKLOG_BYTES_MAX = 32 << 20
 
@@ -30,7 +30,7 @@ class _Cut:
     records: int
 
 
-class FilesWriter:
+class FilesWriter(IntervalWriter):
     """Stages files for `commits.of_stores`. With *publish* it publishes them itself, and there is no committable."""
 
     def __init__(
@@ -40,12 +40,11 @@ class FilesWriter:
         files: StagedFiles,
         publish: Callable[[StagedList, Sequence[WaitingFile]], None] | None = None,
     ) -> None:
-        self.sink, self.subtask = sink, subtask
-        self.records = self.unwritten = 0
+        super().__init__(sink)
+        self.subtask = subtask
         self._files = files
         self._publish = publish
         self._records_of_interval = 0
-        self._flushed: dict[int, FlushedInterval] = {}
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()  # what follows is shared with the thread, under it
         self._inbox: deque[Sequence[EncodedPart] | _Cut] = deque()
@@ -67,11 +66,6 @@ class FilesWriter:
         """The disk, if there is something that it has not taken."""
         waiting = self._backlog_bytes
         return f"sink {self.sink!r} waits for its disk to take {waiting:,} bytes" if waiting else ""
-
-    @property
-    def open_transactions(self) -> int:
-        """None ever."""
-        return 0
 
     def write(self, outputs: Sequence[EncodedPart]) -> None:
         """Hand rows over."""
@@ -123,13 +117,6 @@ class FilesWriter:
             raise SinkFailed(f"sink {self.sink!r} cannot publish files: {failure}") from failure
         if failure is not None:
             raise failure
-
-    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
-        """The interval that *checkpoint* ends, once; None while its files are not durable."""
-        return self._flushed.pop(checkpoint, None)
-
-    def finalized(self, checkpoint: int) -> None:
-        """Names are never used again."""
 
     def abandon(self) -> None:
         """The thread ends as soon as it is not waiting for the disk; its files stay as they are."""

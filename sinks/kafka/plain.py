@@ -7,15 +7,11 @@ a record that was not delivered fails the sink, and is not produced again by thi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
 from confluent_kafka import KafkaException
 
-from exactlyonce.pipeline.errors import require
 from exactlyonce.sinks.kafka.producers import Pending, SinkProducer
 from exactlyonce.sinks.kafka.producing import ProducingWriter
-from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.writer import FlushedInterval, WriterContext
 
 
@@ -23,7 +19,6 @@ from exactlyonce.sinks.writer import FlushedInterval, WriterContext
 class PlainWriter(ProducingWriter):
     """See the module."""
 
-    open_transactions: int = 0
     _made: SinkProducer | None = None
     _making: Pending[SinkProducer] | None = None
     _draining: int = 0
@@ -64,53 +59,11 @@ class PlainWriter(ProducingWriter):
         self._draining, self._unflushed = checkpoint, 0
         self._flushing = self.producers.flush(self._made)
 
-    def _drain(self, wait_s: float) -> bool:
-        flushing = self._flushing
-        if flushing is None:
-            return False
-        if wait_s:
-            self.producers.wait(flushing, wait_s)
-        if not flushing.done() or self._error:  # an error is told before the flush that met it is done
-            return False
-        require(flushing.result() == 0, "nothing is outstanding after a flush")
-        self._flushing = None
+    def _drained(self) -> None:
         self._flushed[self._draining] = FlushedInterval()
-        return True
-
-    def finalized(self, checkpoint: int) -> None:
-        """It was visible before."""
 
 
 def open_writer(topic: str, context: WriterContext) -> PlainWriter:
     """The writer of one sink subtask."""
     clients = context.clients
     return PlainWriter(sink=context.sink, topic=topic, producers=clients.producers(topic), clock=clients.clock)
-
-
-class _Packed(msgspec.Struct, array_like=True):
-    values: list[bytes | None]
-    keys: list[bytes | None] | None
-    headers: list[list[tuple[str, Any]]] | None
-    """Their values are bytes, or text."""
-    timestamps: list[int] | None
-
-
-class OutputsPacking:
-    """Encoded outputs as bytes that wait in a file."""
-
-    def __init__(self) -> None:
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(_Packed).decode
-
-    def count(self, outputs: Outputs) -> int:
-        """How many records."""
-        return outputs.left
-
-    def pack(self, outputs: Outputs) -> bytes:
-        """All of *outputs*."""
-        return self._encode((outputs.values, outputs.keys, outputs.headers, outputs.timestamps))
-
-    def unpack(self, packed: bytes) -> Outputs:
-        """What was packed."""
-        found = self._decode(packed)
-        return Outputs(found.values, found.keys, found.headers, found.timestamps)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from exactlyonce.checkpoint.store.client import connect
-from exactlyonce.checkpoint.store.confluent import make_producer
+from exactlyonce.connectors.confluent import make_producer
+from exactlyonce.connectors.kafka.client import connect
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, RecordError
 from exactlyonce.sinks.writer import SinkFailed
 

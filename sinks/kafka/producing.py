@@ -19,10 +19,10 @@ from confluent_kafka import KafkaError, KafkaException
 
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.pipeline.departures import Departures
-from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError
+from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError, require
 from exactlyonce.sinks.kafka.producers import Pending, Producers, SinkProducer, failure, too_large, why
 from exactlyonce.sinks.kafka.sink import Outputs
-from exactlyonce.sinks.writer import FlushedInterval, SinkFailed
+from exactlyonce.sinks.writer import IntervalWriter, SinkFailed
 
 WAITING_S = 1.0
 """What may wait is what the broker took in the last so many seconds,"""
@@ -37,20 +37,16 @@ class _Barrier:
 
 
 @dataclass(kw_only=True)
-class ProducingWriter(ABC):
+class ProducingWriter(IntervalWriter, ABC):
     """Writes to *topic*; see the module. Its producers are made, flushed and dropped by `producers`, elsewhere."""
 
-    sink: str
     topic: str
     producers: Producers
     clock: Clock
-    records: int = 0
-    unwritten: int = 0
     _flushing: Pending[int] | None = None
     _backlog: deque[Outputs | _Barrier] = field(default_factory=deque)
     _backlog_records: int = 0
     _backlog_bytes: int = 0
-    _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
     _error: ExactlyOnceError | None = None
     _times_ms: tuple[int, int] | None = None
     """The earliest and the latest that `timestamp=` has given."""
@@ -87,8 +83,22 @@ class ProducingWriter(ABC):
         """All that belongs to *checkpoint* was produced: begin to flush it."""
 
     @abstractmethod
+    def _drained(self) -> None:
+        """The flush that `_cut` began is done: tell the interval."""
+
     def _drain(self, wait_s: float) -> bool:
         """Whether a flush that was under way is done."""
+        flushing = self._flushing
+        if flushing is None:
+            return False
+        if wait_s:
+            self.producers.wait(flushing, wait_s)
+        if not flushing.done() or self._error:  # an error is told before the flush that met it is done
+            return False
+        require(flushing.result() == 0, "nothing is outstanding after a flush")
+        self._flushing = None
+        self._drained()
+        return True
 
     def _failed(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed, of_times: bool = False) -> None:
         if of_times and self._times_ms is not None:
@@ -225,10 +235,6 @@ class ProducingWriter(ABC):
         if finished:
             self._backlog_bytes -= outputs.size
         return finished
-
-    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
-        """The interval that *checkpoint* ends, once; None while some of it is still to be flushed."""
-        return self._flushed.pop(checkpoint, None)
 
 
 def _shown_time(time_ms: int) -> str:

@@ -104,7 +104,7 @@ class KafkaSink(Sink[T], Generic[T]):
         made = plain.open_writer(self.topic, context)
         if self.delivery == AT_LEAST_ONCE:
             return Opened(made, encoder)
-        return Opened(DeferredWriter(made, plain.OutputsPacking()), encoder)
+        return Opened(DeferredWriter(made, Outputs), encoder)
 
     def problems(self, type_: Any) -> Iterator[str]:
         """What is wrong with the topic, the functions, or the type for the codec."""
@@ -140,16 +140,19 @@ def gives_times(sink: object) -> bool:
     return isinstance(sink, KafkaSink) and sink.timestamp is not None
 
 
-@dataclass
-class Outputs:
-    """Encoded outputs in order; those before `done` have been produced."""
+class Outputs(msgspec.Struct, array_like=True):
+    """Encoded outputs in order; those before `done` have been produced. As long as what is left."""
 
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None
-    headers: Sequence[list[tuple[str, bytes | None]]] | None
+    headers: Sequence[list[tuple[str, Any]]] | None
+    """Their values are bytes, text or None."""
     timestamps: Sequence[int] | None = None
     """In ms since 1970; None: the client's own time."""
     done: int = 0
+
+    def __len__(self) -> int:
+        return self.left
 
     @property
     def left(self) -> int:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaException
 
 from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
-from exactlyonce.pipeline.errors import require
 from exactlyonce.sinks.kafka.producers import Pending, SinkProducer, Transaction
 from exactlyonce.sinks.kafka.producing import ProducingWriter
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
@@ -102,16 +101,9 @@ class KafkaWriter(ProducingWriter):
         self._draining = transaction
         self._flushing = self.producers.flush(transaction.producer)
 
-    def _drain(self, wait_s: float) -> bool:
-        transaction, flushing = self._draining, self._flushing
-        if transaction is None or flushing is None:
-            return False
-        if wait_s:
-            self.producers.wait(flushing, wait_s)
-        if not flushing.done() or self._error:  # an error is told before the flush that met it is done
-            return False
-        require(flushing.result() == 0, "nothing is outstanding after a flush")
-        self._draining = self._flushing = None
+    def _drained(self) -> None:
+        transaction, self._draining = self._draining, None
+        assert transaction is not None
         self.pool.precommitted(transaction.transactional_id, transaction.checkpoint)
         precommit = Precommit(
             transactional_id=transaction.transactional_id,
@@ -125,7 +117,6 @@ class KafkaWriter(ProducingWriter):
         )
         self._flushed[transaction.checkpoint] = FlushedInterval(precommit)
         self.producers.drop(transaction)
-        return True
 
 
 def open_writer(topic: str, context: WriterContext) -> KafkaWriter:

@@ -24,7 +24,7 @@ import msgspec
 from exactlyonce.pipeline.codec import require_finite
 from exactlyonce.sinks.mysql.session import quoted
 from exactlyonce.sinks.mysql.table import MySQLColumn
-from exactlyonce.sinks.sql.fields import FieldKind, RowField
+from exactlyonce.sinks.sql.fields import ColumnTexts, FieldKind, RowField
 
 ROW_END = ",\f"
 YEAR_MIN = 1000
@@ -39,45 +39,19 @@ _BMP_LAST = "\uffff"
 Literal = Callable[[Any], str]
 
 
-class ColumnLiterals:
-    """Writes the values of one field for one column."""
-
-    def __init__(self, field: RowField, table: str, column: MySQLColumn, in_key: bool, depth_max: int) -> None:
-        """*table*: whose column it is, for errors. *depth_max*: how deep JSON may be nested for this server."""
-        self._field = field
-        self._table = table
-        self._column = column
-        self._literal = _literal_of(field.kind, column, depth_max)
-        self._nullable = column.nullable and not in_key
-
-    def of(self, records: Sequence[Any]) -> list[str]:
-        """The literal of each record's field."""
-        literal = self._literal
-        try:
-            values = self._field.values(records)
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"{error} {self._where}") from None
-        try:
-            if None not in values:
-                return list(map(literal, values))
-            if not self._nullable:
-                raise ValueError("it is None")
-            return ["NULL" if value is None else literal(value) for value in values]
-        except (ValueError, TypeError, OverflowError) as error:
-            refused = TypeError if isinstance(error, TypeError) else ValueError
-            raise refused(f"{self._field.name}: {error} {self._where}") from None
-
-    @property
-    def _where(self) -> str:
-        """For errors."""
-        column = f"{self._column.type}{'' if self._nullable else ' NOT NULL'}"
-        return f"(the column of table {self._table} is {column})"
+def column_literals(field: RowField, table: str, column: MySQLColumn, *, in_key: bool, depth_max: int) -> ColumnTexts:
+    """Writes the values of one field for one column. *depth_max*: how deep JSON may be nested for this server."""
+    literal = _literal_of(field.kind, column, depth_max)
+    return ColumnTexts(
+        field=field, table=table, type=column.type, nullable=column.nullable and not in_key, null="NULL",
+        texts=lambda values: list(map(literal, values)),
+    )  # fmt: skip
 
 
 class MySQLRowEncoder:
     """Turns records into rows of SQL; see `RowEncoder`."""
 
-    def __init__(self, columns: Sequence[ColumnLiterals], mark: str, template: str, bytes_max: int) -> None:
+    def __init__(self, columns: Sequence[ColumnTexts], mark: str, template: str, bytes_max: int) -> None:
         """*mark*: see `mark_of`. *template*: of a row, see `values_template` and `found_template`. *bytes_max*: of a
         row."""
         self._columns = columns
@@ -86,7 +60,7 @@ class MySQLRowEncoder:
 
     def encode(self, records: Sequence[Any]) -> list[bytes]:
         """One row for each record."""
-        literals = [column.of(records) for column in self._columns]
+        literals = [column.encode(records) for column in self._columns]
         rows = [(self._template % values).encode() for values in zip(*literals, strict=True)]
         if rows and (longest := max(map(len, rows))) > self._bytes_max:
             raise ValueError(

@@ -11,6 +11,7 @@ import ssl
 import pymysql
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
+from exactlyonce.sinks import refusals
 from exactlyonce.sinks.mysql.address import MySQLAddress
 
 LOST = frozenset((0, 2006, 2013, 2055, 4031))
@@ -77,16 +78,16 @@ def timed_out(error: pymysql.MySQLError) -> bool:
 def as_ours(error: pymysql.MySQLError, address: MySQLAddress, timeout_s: float) -> StoreError | StoreUnavailable:
     """The error to raise; it has the server's own words, without the password."""
     number, said = number_of(error), address.redact(str(error.args[-1] if error.args else error)).rstrip(".")
-    server = f"MySQL at {address.place}"
+    server, said = f"MySQL at {address.place}", f"{said} ({number})"
     if number in LOST | CANNOT_CONNECT:
         return _without_answer(error, server, said, timeout_s)
     if any(sign in said for sign in _NO_ROOM):
-        return StoreUnavailable(f"{server} {_AWAY[1021]}. Nothing is lost. It says: {said} ({number}).")
+        number = 1021
     if number in _AWAY:
-        return StoreUnavailable(f"{server} {_AWAY[number]}. Nothing is lost. It says: {said} ({number}).")
+        return refusals.passing(server, f"it {_AWAY[number]}", said)
     how = _HOW.get(number) or (_ALTER if number in _VALUE else "Correct it, then run again; nothing is lost.")
-    refused = UnknownTransaction if number in UNKNOWN else StoreError
-    return refused(f"{server} refuses: {said} ({number}). {how.format(database=address.database)}")
+    kind = UnknownTransaction if number in UNKNOWN else StoreError
+    return refusals.refused(server, said, how.format(database=address.database), kind)
 
 
 def _without_answer(
@@ -99,6 +100,5 @@ def _without_answer(
             f"Name its authority by ssl_ca in the dsn."
         )
     if timed_out(error):
-        return StoreUnavailable(f"{server} has not answered for {timeout_s:g} s. Nothing is lost; it is asked again.")
-    what = "cannot be reached" if number_of(error) in CANNOT_CONNECT else "has closed the connection, or it was cut"
-    return StoreUnavailable(f"{server} {what}. Start it, or correct the dsn; nothing is lost. The driver says: {said}.")
+        return refusals.silent(server, timeout_s)
+    return (refusals.unreachable if number_of(error) in CANNOT_CONNECT else refusals.cut_off)(server, said)

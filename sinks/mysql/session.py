@@ -91,8 +91,9 @@ class MySQLSession:
         return int(self._open.affected_rows())
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """What is asked within is committed at its end, unless an error ends it: then it is rolled back."""
+    def transaction(self, name: str = "", lock_s: float | None = None) -> Iterator[None]:
+        """What is asked within is committed at its end, unless an error ends it: then it is rolled back. The server
+        does not name sessions."""
         self._begin()
         try:
             yield

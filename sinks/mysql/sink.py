@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.secrets import is_reference, look_up, reference_problem
+from exactlyonce.pipeline.secrets import is_reference, look_up
 from exactlyonce.sinks.mysql.address import MySQLAddress
-from exactlyonce.sinks.prepared.sink import PreparableSink
 from exactlyonce.sinks.prepared.store import PreparingStore
-from exactlyonce.sinks.sql.table import description_problems, row_fields, row_problems, rows_beside, shown_table
+from exactlyonce.sinks.sql.sink import PASSWORD_WRITTEN, TableSink
+from exactlyonce.sinks.sql.table import row_fields
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -23,7 +22,7 @@ NAME_LENGTH_MAX = 64
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MySQLSink(PreparableSink[T], Generic[T]):
+class MySQLSink(TableSink[T], Generic[T]):
     """Writes records as rows of a table, exactly once: they become visible with their checkpoint, once.
 
     - *table*: in the database of the dsn; its columns are the fields of the record's type.
@@ -39,32 +38,16 @@ class MySQLSink(PreparableSink[T], Generic[T]):
     """
 
     prepares: ClassVar[str] = "xa"
+    place_kind: ClassVar[str] = "database"
 
     table: str
+    _: KW_ONLY
     dsn: str
     mode: str = "append"
     key: tuple[str, ...] = ()
     create: bool = False
     delivery: str = "exactly_once"
     commit: str = "write_ahead"
-
-    def __init__(
-        self,
-        table: str,
-        *,
-        dsn: str,
-        mode: str = "append",
-        key: tuple[str, ...] = (),
-        create: bool = False,
-        delivery: str = "exactly_once",
-        commit: str = "write_ahead",
-    ) -> None:
-        fields = {
-            "table": table, "dsn": dsn, "mode": mode, "key": key,
-            "create": create, "delivery": delivery, "commit": commit,
-        }  # fmt: skip
-        for field, content in fields.items():
-            object.__setattr__(self, field, content)
 
     def __repr__(self) -> str:
         shown = f"MySQLSink({self.table!r}, mode={self.mode!r}, key={self.key!r}, delivery={self.delivery!r})"
@@ -74,37 +57,32 @@ class MySQLSink(PreparableSink[T], Generic[T]):
 
     def problems(self, type_: Any) -> Iterator[str]:
         """What is wrong with the arguments, or with the type as rows of a table."""
-        if problem := _identifier_problem(self.table):
-            yield f"table={self.table!r} {problem}"
-        if not isinstance(self.dsn, str) or not self.dsn:
-            yield 'dsn= must be a URL, or where it is: dsn="env:ORDERS_DSN"'
-        elif problem := reference_problem(self.dsn):
-            yield f"dsn={self.dsn!r}: {problem}"
-        elif not is_reference(self.dsn):
-            yield from _dsn_problems(self.dsn)
-        problems = list(description_problems(self.mode, self.key, self.create))
+        problems = list(super().problems(type_))
         yield from problems
-        yield from self.commit_problems(self.mode)
-        if not problems:
-            yield from row_problems(type_, self.key)
-        if not problems and type_ is not UNKNOWN and not list(row_problems(type_, self.key)):
+        if not problems and type_ is not UNKNOWN:
             for field in row_fields(type_, self.mode, self.key):
                 if problem := _identifier_problem(field.name):
                     yield f"the field {field.name!r} {problem}"
 
-    @property
-    def shown(self) -> str:
-        """Table, mode and key."""
-        return shown_table(self.table, self.mode, self.key)
+    def name_problems(self) -> Iterator[str]:
+        """See `TableSink`."""
+        if problem := _identifier_problem(self.table):
+            yield f"table={self.table!r} {problem}"
+
+    def dsn_problems(self) -> Iterator[str]:
+        """See `TableSink`."""
+        try:
+            address = MySQLAddress.parse(self.dsn)
+        except ConfigError as error:
+            yield str(error)
+            return
+        if address.password:
+            yield PASSWORD_WRITTEN
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """Table, mode, key, and the columns; where the server is is not part of what it is."""
         columns = [[field.name, field.kind.value] for field in row_fields(type_, self.mode, self.key)]
         return {"sink": "mysql", "table": self.table, "mode": self.mode, "key": list(self.key), "columns": columns}
-
-    def ledger_of(self, pipeline: str, sink: str) -> str:
-        """Its rows of the tables beside the target."""
-        return rows_beside(f"the database of {self.table}", pipeline, sink, prepares=self.commit == self.prepares)
 
     def address(self) -> MySQLAddress:
         """Where the server is, looked up now."""
@@ -114,29 +92,13 @@ class MySQLSink(PreparableSink[T], Generic[T]):
         """See `WriteAheadSink`. The driver is an extra: `ConfigError` where it is missing."""
         with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
             from exactlyonce.sinks.mysql.store import MySQLStore
-        return MySQLStore(self.table, row_fields(type_, self.mode, self.key), **self._options())
+        return MySQLStore(self, type_)
 
     def preparing_store(self, type_: Any) -> PreparingStore:
-        """See `PreparableSink`. The driver is an extra: `ConfigError` where it is missing."""
+        """See `TableSink`. The driver is an extra: `ConfigError` where it is missing."""
         with needing("mysql", "PyMySQL", f"MySQLSink({self.table!r})"):
             from exactlyonce.sinks.mysql.prepared import PreparingMySQLStore
-        return PreparingMySQLStore(self.table, row_fields(type_, self.mode, self.key), **self._options())
-
-    def _options(self) -> dict[str, Any]:
-        return {
-            "address": self.address, "mode": self.mode, "key": self.key, "create": self.create,
-            "with_ledger": self.delivery == EXACTLY_ONCE,
-        }  # fmt: skip
-
-
-def _dsn_problems(dsn: str) -> Iterator[str]:
-    try:
-        address = MySQLAddress.parse(dsn)
-    except ConfigError as error:
-        yield str(error)
-        return
-    if address.password:
-        yield "dsn= has a password written out: put all of it into a variable, dsn='env:NAME', or into a file"
+        return PreparingMySQLStore(self, type_)
 
 
 def _identifier_problem(name: object) -> str | None:

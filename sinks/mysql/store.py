@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from exactlyonce.pipeline.errors import StoreError, require
-from exactlyonce.sinks.mysql import ledger
-from exactlyonce.sinks.mysql.address import MySQLAddress
 from exactlyonce.sinks.mysql.literals import (
     ROW_END,
-    ColumnLiterals,
     MySQLRowEncoder,
+    column_literals,
     found_template,
     mark_of,
     values_template,
 )
 from exactlyonce.sinks.mysql.session import TIMEOUT_S, MySQLSession, quoted
+from exactlyonce.sinks.mysql.sink import MySQLSink
 from exactlyonce.sinks.mysql.table import (
     ENGINE,
     MySQLColumn,
     MySQLTable,
-    check_ledger,
+    check_own_table,
     column_types,
     create_statement,
     read_table,
     table_problems,
 )
-from exactlyonce.sinks.sql.fields import RowField
-from exactlyonce.sinks.write_ahead.ledger import SinkLedger
-from exactlyonce.sinks.write_ahead.store import LedgerEntry
+from exactlyonce.sinks.sql import ledger
+from exactlyonce.sinks.sql.ledger import Ledger
+from exactlyonce.sinks.sql.store import SqlStore
+from exactlyonce.sinks.sql.table import column_problems
 
 STATEMENT_BYTES_MAX = 1 << 20
 """More is several statements: each has to be answered within the time limit."""
@@ -39,116 +41,29 @@ _JSON_DEPTH_MAX = {True: 31, False: 100}
 _END = ROW_END.encode()
 _OR = b"OR"
 """Between conditions in brackets. It is no longer than what ends a row."""
+_RIGHTS = {"append": "INSERT", "upsert": "INSERT, UPDATE", "delete": "SELECT, DELETE"}
+"""On the table, by mode."""
+TEXT = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
+_CREATE_LEDGER = f"""CREATE TABLE IF NOT EXISTS {ledger.TABLE} (
+  pipeline VARCHAR(255) {TEXT},
+  sink VARCHAR(255) {TEXT},
+  subtask INT NOT NULL,
+  checkpoint BIGINT NOT NULL,
+  incarnation BIGINT NOT NULL,
+  origin VARCHAR(255) {TEXT},
+  PRIMARY KEY (pipeline, sink, subtask)
+) ENGINE={ENGINE} ROW_FORMAT=DYNAMIC"""
 
 
-class MySQLStore:
-    """See `Store`."""
+class MySQLStore(SqlStore[MySQLSink[Any], MySQLTable]):
+    """See `SqlStore`. Tables are made outside of transactions, for making one ends a transaction."""
 
-    def __init__(
-        self,
-        table: str,
-        fields: Sequence[RowField],
-        *,
-        address: Callable[[], MySQLAddress],
-        mode: str,
-        key: Sequence[str],
-        create: bool,
-        with_ledger: bool,
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        self._name = table
-        self._fields = fields
-        self._mode = mode
-        self._key = key
-        self._create = create
-        self._with_ledger = with_ledger
-        self._session = MySQLSession(address, timeout_s)
-        self._columns: Mapping[str, MySQLColumn] = {}
-        """Of the table, as they were looked at last."""
+    def __init__(self, sink: MySQLSink[Any], type_: Any, timeout_s: float = TIMEOUT_S) -> None:
+        super().__init__(sink, type_)
+        self._name, self._mode, self._key = sink.table, sink.mode, sink.key
+        self._session = MySQLSession(sink.address, timeout_s)
         self._looked_at: int | None = None
         """The connection by which the engines of both tables have been looked at."""
-
-    def check(self) -> None:
-        """See `Store`. Tables are made outside of transactions, for making one ends a transaction.
-
-        Where a ledger is there already, a table that is missing is left to `fence`: it knows whether it had rows.
-        """
-        session = self._session
-        had_ledger = self._with_ledger and read_table(session, ledger.LEDGER) is not None
-        if not (had_ledger and self._to_be_made()):
-            self._check_table()
-        if self._with_ledger:
-            if not had_ledger:
-                self._make(ledger.CREATE)
-            check_ledger(session)
-            ledger.try_rights(session)
-
-    def inspect(self) -> None:
-        """See `InspectableStore`."""
-        if not self._to_be_made():
-            self._check_table()
-        if self._with_ledger and read_table(self._session, ledger.LEDGER) is not None:
-            check_ledger(self._session)
-            ledger.try_rights(self._session)
-
-    def ledger_of(self, pipeline: str, sink: str) -> SinkLedger:
-        """See `InspectableStore`."""
-        if read_table(self._session, ledger.LEDGER) is None:
-            return SinkLedger()
-        return ledger.of_sink(self._session, pipeline, sink)
-
-    def _to_be_made(self) -> bool:
-        """Whether the table is missing, and is made then."""
-        return self._create and read_table(self._session, self._name) is None
-
-    def _check_table(self) -> None:
-        """Raise `StoreError` unless the table takes the rows; it is made if need be."""
-        if self._to_be_made():
-            self._make(create_statement(self._session, self._name, self._fields, self._key))
-        problems = list(table_problems(self._table(), self._fields, self._mode, self._key))
-        if problems:
-            raise StoreError(f"Rows cannot go into the table {self._shown}: {'; '.join(problems)}.")
-        self._try_rights()
-
-    def encoder(self) -> MySQLRowEncoder:
-        """See `Store`."""
-        columns = self._table().columns
-        depth_max = _JSON_DEPTH_MAX[self._session.is_mariadb]
-        mark = self._mark(columns)
-        literals = [
-            ColumnLiterals(field, self._name, columns[field.name], field.name in self._key, depth_max)
-            for field in self._fields
-        ]
-        return MySQLRowEncoder(literals, mark, self._template, self._rows_bytes_max)
-
-    def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
-        """See `Store`."""
-        if self._to_be_made():
-            if lost := ledger.newest(self._session, pipeline, sink, origin):
-                raise StoreError(
-                    f"There is no table {self._shown}, but the ledger {ledger.LEDGER} has checkpoint {lost} of sink "
-                    f"{sink!r}, pipeline {pipeline!r}: the table was dropped or renamed, with all rows so far. It is "
-                    f"not made anew. Restore it, with the ledger, from one backup; or create it, empty, if the rows "
-                    f"that come from now on are all that is wanted."
-                )
-            self._check_table()
-        with self._session.transaction():
-            self._require_transactional()
-            return ledger.fence(self._session, pipeline, sink, incarnation, origin)
-
-    def apply(self, chunks: Iterable[bytes], entry: LedgerEntry) -> bool:
-        """See `Store`."""
-        with self._session.transaction():
-            self._require_transactional()
-            if not ledger.advance(self._session, entry):
-                return False
-            self._write(chunks)
-        return True
-
-    def write(self, chunks: Iterable[bytes]) -> None:
-        """See `Store`."""
-        with self._session.transaction():
-            self._write(chunks)
 
     def close(self) -> None:
         """See `Store`."""
@@ -157,6 +72,92 @@ class MySQLStore:
     @property
     def _shown(self) -> str:
         return f"{self._name} at {self._session.address.place}"
+
+    @property
+    def _how_to_see(self) -> str:
+        return f"or {self._grant(_RIGHTS[self._mode], self._name)}"
+
+    def _find(self) -> MySQLTable | None:
+        table = read_table(self._session, self._name)
+        return table if table is not None and table.columns else None
+
+    def _create(self) -> MySQLTable:
+        self._make(create_statement(self._session, self._name, self._fields, self._key))
+        if (table := self._find()) is None:
+            raise self._missing()
+        return table
+
+    def _check_table(self, table: MySQLTable) -> None:
+        self._require_none(table_problems(table, self._fields, self._mode, self._key))
+        before, behind = self._around
+        row = self._template % (("NULL",) * len(self._fields))
+        self._explain(self._name, _RIGHTS[self._mode], f"{before.decode()}{row}{behind.decode()}")
+
+    def _encoder(self, table: MySQLTable) -> MySQLRowEncoder:
+        columns = table.columns
+        mark = self._mark(columns)
+        depth_max = _JSON_DEPTH_MAX[self._session.is_mariadb]
+        literals = [
+            column_literals(field, self._name, columns[field.name], in_key=field.name in self._key, depth_max=depth_max)
+            for field in self._fields
+        ]
+        return MySQLRowEncoder(literals, mark, self._template, self._rows_bytes_max)
+
+    # --- the ledger -------------------------------------------------------------------------------------------------
+
+    def _ledger(self) -> Ledger:
+        shown = f"{ledger.TABLE} at {self._session.address.place}"
+        return Ledger(
+            session=self._session, name=ledger.TABLE, shown=shown, shared="LOCK IN SHARE MODE",
+            unless_there="ON DUPLICATE KEY UPDATE subtask = subtask",
+        )  # fmt: skip
+
+    def _has_ledger(self) -> bool:
+        return read_table(self._session, ledger.TABLE) is not None
+
+    def _create_ledger(self) -> None:
+        self._make(_CREATE_LEDGER)
+
+    def _check_ledger(self) -> None:
+        check_own_table(self._session, ledger.TABLE, ledger.COLUMNS, ledger.KEY)
+        self._explain(
+            ledger.TABLE,
+            "SELECT, INSERT, UPDATE",
+            f"UPDATE {ledger.TABLE} SET origin = '' WHERE pipeline = '' AND sink = '' AND subtask = -1",
+            f"INSERT INTO {ledger.TABLE} VALUES ('', '', -1, 0, 0, '')",
+        )
+
+    @contextmanager
+    def _transaction(self, session: str = "") -> Iterator[None]:
+        with self._session.transaction(session):
+            yield
+
+    @contextmanager
+    def _transaction_with_ledger(self, pipeline: str, sink: str) -> Iterator[None]:
+        with super()._transaction_with_ledger(pipeline, sink):
+            self._require_transactional()
+            yield
+
+    def _make(self, sql: str) -> None:
+        try:
+            self._session.ask(sql)
+        except StoreError as error:
+            raise StoreError(f"{error} Or let an administrator run, in the dsn's database: {sql};") from None
+
+    def _explain(self, table: str, rights: str, *statements: str) -> None:
+        """Raise `StoreError` with the SQL to run unless the user has *rights* on *table*. Explaining the statements
+        that will be run takes the same rights, and changes nothing."""
+        try:
+            for statement in statements:
+                self._session.ask(f"EXPLAIN {statement}")
+        except StoreError as error:
+            raise StoreError(f"{error} For the table {table}: {self._grant(rights, table)}") from None
+
+    def _grant(self, rights: str, table: str) -> str:
+        address = self._session.address
+        return f"GRANT {rights} ON {quoted(address.database)}.{quoted(table)} TO {quoted(address.user)}@'%'"
+
+    # --- rows -------------------------------------------------------------------------------------------------------
 
     @property
     def _around(self) -> tuple[bytes, bytes]:
@@ -207,24 +208,17 @@ class MySQLStore:
 
     def _mark(self, columns: Mapping[str, MySQLColumn]) -> str:
         """Of rows that are encoded for these columns of the table; `StoreError` where one is missing."""
-        if missing := [field.name for field in self._fields if field.name not in columns]:
-            raise StoreError(
-                f"The table {self._shown} has no column {', '.join(missing)}. Add it, or leave the field out."
-            )
+        self._require_none(column_problems(self._fields, columns, inserts=self._mode != "delete"))
         return mark_of(self._mode, self._key, self._fields, columns)
 
     def _written_to(self) -> bytes:
         """The mark of rows for the columns as they are now."""
-        if column_types(self._session, self._name) != {name: each.type for name, each in self._columns.items()}:
-            self._columns = self._table().columns
-        return self._mark(self._columns).encode()
-
-    def _encoded_otherwise(self) -> StoreError:
-        return StoreError(
-            f"Rows for the table {self._shown} wait that were encoded for other types of its columns, other fields, or "
-            f"another key or mode. Make them what they were, and run the pipeline until it has ended cleanly; then "
-            f"change it."
-        )
+        table, types = self._table, column_types(self._session, self._name)
+        if table is None or types != {name: column.type for name, column in table.columns.items()}:
+            table = self._table = self._find()
+        if table is None:
+            raise self._missing()
+        return self._mark(table.columns).encode()
 
     def _parts(self, chunk: bytes) -> Iterator[bytes]:
         """The rows of a chunk, as many at a time as a statement takes, without what ends the last one."""
@@ -255,37 +249,6 @@ class MySQLStore:
                 f"Raise it: SET GLOBAL max_allowed_packet = {size * 2}"
             )
 
-    def _table(self) -> MySQLTable:
-        table = read_table(self._session, self._name)
-        if table is None or not table.columns:
-            raise StoreError(
-                f"There is no table {self._shown}, or the user may not see it and its columns. Create it, give "
-                f"the sink create=True, or {self._grant}"
-            )
-        return table
-
-    @property
-    def _grant(self) -> str:
-        """The SQL that gives the rights on the target table."""
-        rights = {"append": "INSERT", "upsert": "INSERT, UPDATE", "delete": "SELECT, DELETE"}[self._mode]
-        address = self._session.address
-        return f"GRANT {rights} ON {quoted(address.database)}.{quoted(self._name)} TO {quoted(address.user)}@'%'"
-
-    def _make(self, sql: str) -> None:
-        try:
-            self._session.ask(sql)
-        except StoreError as error:
-            raise StoreError(f"{error} Or let an administrator run, in the dsn's database: {sql};") from None
-
-    def _try_rights(self) -> None:
-        """Explain the statements that will be run: that takes the same rights, and changes nothing."""
-        before, behind = self._around
-        row = self._template % (("NULL",) * len(self._fields))
-        try:
-            self._session.ask(f"EXPLAIN {before.decode()}{row}{behind.decode()}")
-        except StoreError as error:
-            raise StoreError(f"{error} For the table {self._name}: {self._grant}") from None
-
     def _require_transactional(self) -> None:
         """Look once for each connection whether both tables have transactions still, whatever was altered since."""
         if self._looked_at == self._session.connections:
@@ -293,10 +256,10 @@ class MySQLStore:
         engines: dict[str, str] = dict(
             self._session.ask(
                 "SELECT table_name, engine FROM information_schema.tables "
-                "WHERE table_schema = DATABASE() AND table_name IN (%s, %s)", self._name, ledger.LEDGER,
+                "WHERE table_schema = DATABASE() AND table_name IN (%s, %s)", self._name, ledger.TABLE,
             )
         )  # fmt: skip
-        for name in (self._name, ledger.LEDGER):
+        for name in (self._name, ledger.TABLE):
             if engines.get(name) != ENGINE:
                 what = f"has the engine {engines[name]}" if name in engines else "is gone"
                 raise StoreError(

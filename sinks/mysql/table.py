@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from exactlyonce.pipeline.errors import StoreError
-from exactlyonce.sinks.mysql.ledger import LEDGER
 from exactlyonce.sinks.mysql.session import MySQLSession, quoted
 from exactlyonce.sinks.sql.fields import FieldKind, RowField
 from exactlyonce.sinks.sql.table import TableColumn, column_problems
@@ -223,19 +222,18 @@ def create_statement(session: MySQLSession, name: str, fields: Sequence[RowField
     return f"CREATE TABLE IF NOT EXISTS {quoted(name)} (\n" + ",\n".join(lines) + f"\n) ENGINE={ENGINE}"
 
 
-def check_ledger(session: MySQLSession) -> None:
-    """Raise `StoreError` unless the ledger is a table with transactions, and of the columns that it should have."""
-    table = read_table(session, LEDGER)
-    expected = ["pipeline", "sink", "subtask", "checkpoint", "incarnation", "origin"]
-    if table is None or list(table.columns) != expected or set(table.unique.get("PRIMARY", ())) != set(expected[:3]):
+def check_own_table(session: MySQLSession, name: str, columns: Sequence[str], key: Sequence[str]) -> None:
+    """Raise `StoreError` unless a table of exactlyonce has transactions, and the columns that it should have."""
+    table = read_table(session, name)
+    if table is None or tuple(table.columns) != tuple(columns) or set(table.unique.get("PRIMARY", ())) != set(key):
         raise StoreError(
-            f"The table {LEDGER} at {session.address.place} is not the ledger of exactlyonce: its columns must be "
-            f"{', '.join(expected)}, its primary key the first three. Rename it; the ledger is then made anew."
+            f"The table {name} at {session.address.place} is not that of exactlyonce: its columns must be "
+            f"{', '.join(columns)}, its primary key {', '.join(key)}. Rename it; it is then made anew."
         )
     if table.engine != ENGINE:
         raise StoreError(
-            f"The table {LEDGER} at {session.address.place} has the engine {table.engine}, which has no transactions: "
-            f"ALTER TABLE {LEDGER} ENGINE={ENGINE}"
+            f"The table {name} at {session.address.place} has the engine {table.engine}, which has no transactions: "
+            f"ALTER TABLE {name} ENGINE={ENGINE}"
         )
 
 

@@ -106,6 +106,78 @@ def _definitions(fields: Sequence[RowField], key: Sequence[str]) -> Iterator[sql
         yield sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key)))
 
 
+class OwnTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of exactlyonce beside the target."""
+
+    connection: PostgresConnection
+    schema: str
+    table: str
+    columns: dict[str, str]
+    """Their types by name."""
+    key: tuple[str, ...]
+    rights: tuple[str, ...]
+    """Those that are needed on it."""
+
+    @property
+    def shown(self) -> str:
+        """For people, and for SQL."""
+        return sql.Identifier(self.schema, self.table).as_string(None)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a table."""
+        return self._found() is not None
+
+    def create(self) -> None:
+        """Make the table, unless it is there, or another session makes it at the same time."""
+        if self.exists:
+            return
+        columns = ", ".join(f"{name} {type_} NOT NULL" for name, type_ in self.columns.items())
+        statement = f"CREATE TABLE IF NOT EXISTS {self.shown} ({columns}, PRIMARY KEY ({', '.join(self.key)}))"
+        role, may = self.connection.rows(
+            "SELECT quote_ident(current_user), has_schema_privilege($1::text, 'CREATE')", (self.schema,)
+        )[0]
+        if not may:
+            raise StoreError(
+                f"The table {self.shown} is missing, and the role {role} may not create it. Let an administrator run: "
+                f"{statement}; GRANT {', '.join(self.rights)} ON {self.shown} TO {role};"
+            )
+        try:
+            self.connection.ask(statement)
+        except StoreError:  # of two that create it at the same time, one may fail
+            if not self.exists:
+                raise
+
+    def check(self) -> None:
+        """Raise `StoreError` unless the table is as it was made, outlives a crash, and may be written to."""
+        found = self._found()
+        require(found is not None, "A table that was created is found")
+        assert found is not None
+        persistence, role, missing, columns = found
+        if columns != self.columns:
+            raise StoreError(
+                f"The table {self.shown} is not that of exactlyonce: its columns are {', '.join(columns)}, and not "
+                f"{', '.join(self.columns)}. Rename it, or write to a table in another schema."
+            )
+        if persistence != "p":
+            raise StoreError(
+                f"The table {self.shown} is UNLOGGED: a crash would empty it, and rows would come twice. Run: "
+                f"ALTER TABLE {self.shown} SET LOGGED"
+            )
+        if missing:
+            raise StoreError(
+                f"The role lacks rights on {self.shown}. Run: GRANT {', '.join(missing)} ON {self.shown} TO {role}"
+            )
+
+    def _found(self) -> tuple[str, str, list[str], dict[str, str]] | None:
+        """Persistence, the role, the rights that it lacks, and the columns; None if there is no such table."""
+        rows = self.connection.rows(_OWN, (self.schema, self.table, list(self.rights)))
+        if not rows:
+            return None
+        persistence, role, missing, columns = rows[0]
+        return persistence, role, missing or [], columns
+
+
 def check_server(connection: PostgresConnection) -> None:
     """Raise `StoreError` unless the server and its database are such as are written to."""
     version, shown, encoding = connection.rows(
@@ -121,10 +193,10 @@ def check_server(connection: PostgresConnection) -> None:
         )
 
 
-def check_target(
+def target_problems(
     connection: PostgresConnection, sink: PostgresSink[Any], fields: Sequence[RowField], target: Target
-) -> None:
-    """Raise `StoreError` with all that keeps rows of the sink from the table."""
+) -> list[str]:
+    """All that keeps rows of the sink from the table."""
     wrong = list(_kind_problems(connection, target))
     wrong += column_problems(fields, target.columns, inserts=sink.mode != "delete")
     pairs = [(field, target.columns[field.name]) for field in fields if field.name in target.columns]
@@ -132,10 +204,7 @@ def check_target(
     wrong += _rule_problems(connection, sink, target)
     if not wrong and sink.mode == "upsert":
         wrong += _index_problems(connection, target, sink.key)
-    if not wrong:
-        wrong += _right_problems(connection, sink, fields, target)
-    if wrong:
-        raise StoreError(f"Rows cannot be written to table {target.shown}: {'; '.join(wrong)}.")
+    return wrong or list(_right_problems(connection, sink, fields, target))
 
 
 def _kind_problems(connection: PostgresConnection, target: Target) -> Iterator[str]:
@@ -241,6 +310,14 @@ FROM pg_rewrite WHERE ev_class = $1::oid AND ev_type::text = ANY ($2::text[]) AN
 ORDER BY 1
 """
 """An upsert is refused for a rule on UPDATE that is disabled, too."""
+_OWN = """
+SELECT c.relpersistence::text, quote_ident(current_user),
+    (SELECT array_agg(action) FROM unnest($3::text[]) action
+     WHERE NOT has_table_privilege(c.oid, action)),
+    (SELECT json_object_agg(a.attname, format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum) FROM pg_attribute a
+     WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2
+"""
 _HAS_RIGHT = """
 SELECT has_table_privilege(it, action)
     OR (SELECT bool_and(has_column_privilege(it, name, action)) FROM unnest(names) name)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 
 from exactlyonce.sinks.postgres import copy_text
-from exactlyonce.sinks.postgres.copy_text import ColumnText, Texts
-from exactlyonce.sinks.sql.fields import FieldKind, RowField
+from exactlyonce.sinks.postgres.copy_text import Texts
+from exactlyonce.sinks.sql.fields import ColumnTexts, FieldKind, RowField
 from exactlyonce.sinks.sql.table import TableColumn
 
 WANTED: Mapping[FieldKind, str] = {
@@ -86,13 +86,14 @@ _ROUNDED = {"numeric", "timestamp", "timestamptz", "time", "interval"}
 """Types that round to a number of digits, or cut, which is part of the type."""
 
 
-def column_text(field: RowField, table: str, column: PostgresColumn) -> ColumnText:
+def column_text(field: RowField, table: str, column: PostgresColumn) -> ColumnTexts:
     """How a field becomes text of a column of *table* that has no `type_problem`."""
     texts = _texts(field, column)
     assert texts is not None
     plain = column.base in _PLAIN and not column.array
-    return ColumnText(
-        field=field, table=table, column=column.type, nullable=column.nullable, texts=texts, escaped=not plain
+    return ColumnTexts(
+        field=field, table=table, type=column.type, nullable=column.nullable, null=r"\N",
+        texts=texts if plain else lambda values: copy_text.escape(texts(values)),
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from psycopg.abc import PQGen
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, require
 from exactlyonce.pipeline.secrets import look_up
 from exactlyonce.sinks.postgres.refusals import Refusals, is_misread
+from exactlyonce.sinks.refusals import silent
 
 if TYPE_CHECKING:
     from typing_extensions import LiteralString
@@ -37,6 +38,10 @@ _KEEPALIVE = {
 """How soon the client's side learns that nobody is there. What the connection string says wins."""
 IDLE_S = 60
 """How long a client may be silent within a transaction before the server ends it."""
+_SLOW = (
+    "See whether the server is overloaded, stopped or unreachable; if it is at work for so long, as where triggers or "
+    "indexes make rows slow, set answer_timeout= of the sink."
+)
 _BYTES_PER_SECOND_MIN = 1 << 20
 """The server is given a second more for so many bytes that it has to store."""
 
@@ -97,6 +102,17 @@ class PostgresConnection:
         with self._translated() as connection:
             cursor = connection.execute(query, values or None)
             return cursor.fetchall() if cursor.description else []
+
+    def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        """See `Session.ask`: the same, with %s for a value."""
+        with self._translated() as connection:
+            cursor = psycopg.Cursor(connection).execute(query.encode(), values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def changed_by(self, query: str, *values: object) -> int:
+        """See `Session`."""
+        with self._translated() as connection:
+            return psycopg.Cursor(connection).execute(query.encode(), values).rowcount
 
     def copy(self, statement: sql.Composed, chunks: Iterable[bytes]) -> None:
         """Send *chunks* to a COPY of the transaction that is open. What reading them raises goes through."""
@@ -174,20 +190,12 @@ class PostgresConnection:
         except psycopg.Error as error:
             self.close()
             if connection.silent:
-                raise StoreUnavailable(
-                    f"PostgreSQL ({self._dsn_shown}) did not answer for {connection.answer_s:.0f} s. Nothing is lost: "
-                    f"it is asked again. See whether the server is overloaded, stopped or unreachable; if it is at "
-                    f"work for so long, as where triggers or indexes make rows slow, set answer_timeout= of the sink."
-                ) from None
+                raise silent(self._refusals.server, connection.answer_s, _SLOW) from None
             raise self._refusals.of(error) from None
         except BaseException:
             if connection.closed or connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
                 self.close()
             raise
-
-    @property
-    def _dsn_shown(self) -> str:
-        return self._refusals.dsn_shown
 
     def _connect(self) -> _Waiting:
         text = look_up("dsn", self._dsn)

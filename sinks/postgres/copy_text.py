@@ -20,7 +20,7 @@ from uuid import UUID
 import msgspec
 
 from exactlyonce.pipeline.codec import require_finite
-from exactlyonce.sinks.sql.fields import FieldKind, RowField, shown
+from exactlyonce.sinks.sql.fields import ColumnTexts, FieldKind, RowField, shown
 
 MARK_BYTES = 8
 """So many ASCII characters before each line."""
@@ -38,47 +38,10 @@ _OFFSET_MAX = timedelta(hours=15)
 _NULL_CHARACTER = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
-class ColumnText(msgspec.Struct, frozen=True, kw_only=True):
-    """How a field becomes text of its column."""
-
-    field: RowField
-    table: str
-    """Whose column it is: for errors."""
-    column: str
-    """Its type, as the database writes it: likewise."""
-    nullable: bool
-    texts: Texts
-    escaped: bool
-    """Whether the texts may hold what means more to COPY."""
-
-    def encode(self, records: Sequence[Any]) -> Sequence[str]:
-        """The text of each record's value, ready for a line."""
-        where = f"(the column of {self.table} is {self.column})"
-        try:
-            values = self.field.values(records)
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"{error} {where}") from None
-        try:
-            if None not in values:
-                return self._encode(values)
-            if not self.nullable:
-                raise ValueError("None does not fit, for the column is NOT NULL")
-            texts = iter(self._encode([value for value in values if value is not None]))
-            return [r"\N" if value is None else next(texts) for value in values]
-        except (ValueError, TypeError, OverflowError) as error:  # OverflowError: a moment beyond the calendar
-            kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(f"{self.field.name}: {error} {where}") from None
-
-    def _encode(self, values: list[Any]) -> Sequence[str]:
-        if not values:
-            return []
-        return escape(self.texts(values)) if self.escaped else self.texts(values)
-
-
 class CopyEncoder:
     """Encodes records as marked lines."""
 
-    def __init__(self, columns: Sequence[ColumnText], mark: str, indexed: Collection[str] = ()) -> None:
+    def __init__(self, columns: Sequence[ColumnTexts], mark: str, indexed: Collection[str] = ()) -> None:
         """*indexed*: the names of the columns that a unique index holds together."""
         self._columns = columns
         self._mark = mark
@@ -104,7 +67,7 @@ class CopyEncoder:
             names = ", ".join(column.field.name for column in self._indexed)
             raise ValueError(
                 f"{names}: a key of {size:,} bytes is longer than the {INDEXED_BYTES_MAX:,} that an index "
-                f"holds in any case: take a shorter one, or a digest of it ({self._indexed[0].table})"
+                f"holds in any case: take a shorter one, or a digest of it (table {self._indexed[0].table})"
             )
 
 

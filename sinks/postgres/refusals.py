@@ -14,6 +14,7 @@ import psycopg
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import is_reference, masked
+from exactlyonce.sinks import refusals
 
 _AGAIN = {
     "08": "the connection was lost",
@@ -88,6 +89,7 @@ class Refusals:
 
     def __init__(self, dsn: str) -> None:
         self.dsn_shown = f"dsn={dsn}" if is_reference(dsn) else "dsn as written in the sink"
+        self.server = f"PostgreSQL ({self.dsn_shown})"
         self._secrets: set[str] = set()
 
     def learn(self, text: str, settings: Mapping[str, Any]) -> None:
@@ -113,35 +115,27 @@ class Refusals:
         if not _LOGIN_PASSES.search(said):
             for pattern, advice in _LOGIN_STAYS.items():
                 if re.search(pattern, said, re.IGNORECASE):
-                    return StoreError(f"PostgreSQL ({self.dsn_shown}) refuses the login: {said}. {advice}.")
+                    return StoreError(f"{self.server} refuses the login: {said}. {advice}.")
             state = code()
             if stays := _longest(_FATAL, state):
-                advice = _FATAL[stays]
-                return StoreError(f"PostgreSQL ({self.dsn_shown}) refuses the login: {said} [{state}]: {advice}.")
-        return StoreUnavailable(
-            f"PostgreSQL ({self.dsn_shown}) cannot be reached: {said}. Start it, or correct host and port."
-        )
+                return StoreError(f"{self.server} refuses the login: {said} [{state}]. {_sentence(_FATAL[stays])}")
+        return refusals.unreachable(self.server, said)
 
     def of(self, error: psycopg.Error) -> StoreError | StoreUnavailable:
         """For a request that failed."""
         state, said = error.sqlstate, self.redact(_said(error))
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and state is None:
-            return StoreUnavailable(
-                f"PostgreSQL ({self.dsn_shown}) was lost during a request: {said}. Nothing is lost: it is asked again."
-            )
+            return refusals.cut_off(self.server, said)
         state = "25006" if state == "0A000" and "recovery" in said else state or ""
+        said = f"{said} [{state}]"
         if by_function := _FATAL_BY_FUNCTION.get(error.diag.source_function or ""):
-            return StoreError(f"PostgreSQL ({self.dsn_shown}) refuses: {said} [{state}]: {by_function}.")
+            return refusals.refused(self.server, said, _sentence(by_function))
         fatal, passing = _longest(_FATAL, state), _longest(_AGAIN, state)
         if passing is not None and len(passing) > len(fatal or ""):
             kind = LockHeld if state == "55P03" else StoreUnavailable
-            return kind(
-                f"PostgreSQL ({self.dsn_shown}) could not do it now: {said} [{state}]: {_AGAIN[passing]}. "
-                f"Nothing is lost: it is asked again."
-            )
+            return refusals.passing(self.server, _AGAIN[passing], said, kind)
         advice = _FATAL[fatal] if fatal is not None else "correct what it names, then run again; nothing is lost"
-        refused = NoSuchObject if state == "42704" else StoreError
-        return refused(f"PostgreSQL ({self.dsn_shown}) refuses: {said} [{state}]: {advice}.")
+        return refusals.refused(self.server, said, _sentence(advice), NoSuchObject if state == "42704" else StoreError)
 
 
 def is_misread(text: str, settings: Mapping[str, Any]) -> bool:
@@ -157,6 +151,10 @@ def is_misread(text: str, settings: Mapping[str, Any]) -> bool:
     authority, _, path = rest.partition("/")
     ports = str(settings.get("port", "")).replace(",", "")
     return authority.count("@") > 1 or "@" in path.partition("?")[0] or not (ports == "" or ports.isdecimal())
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _longest(table: Mapping[str, str], state: str) -> str | None:

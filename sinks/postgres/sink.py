@@ -11,11 +11,8 @@ from exactlyonce.pipeline import schema
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.extras import needing
-from exactlyonce.pipeline.hints import UNKNOWN
-from exactlyonce.pipeline.secrets import is_reference, reference_problem
-from exactlyonce.sinks.prepared.sink import PreparableSink
 from exactlyonce.sinks.prepared.store import PreparingStore
-from exactlyonce.sinks.sql.table import description_problems, row_problems, rows_beside, shown_table
+from exactlyonce.sinks.sql.sink import PASSWORD_WRITTEN, TableSink
 from exactlyonce.sinks.write_ahead.store import Store
 
 T = TypeVar("T")
@@ -28,7 +25,7 @@ _PASSWORD = re.compile(r"password\s*=|://[^/@]*:[^@]*@", re.IGNORECASE)
 
 
 @dataclass(frozen=True, eq=False)
-class PostgresSink(PreparableSink[T], Generic[T]):
+class PostgresSink(TableSink[T], Generic[T]):
     """Writes rows to a table of PostgreSQL, exactly once: whoever reads the table sees each row once.
 
     - *table*: its name, or "schema.table"; with *schema*, the name as it is, dots and all.
@@ -45,6 +42,7 @@ class PostgresSink(PreparableSink[T], Generic[T]):
     """
 
     prepares: ClassVar[str] = "prepared"
+    place_kind: ClassVar[str] = "schema"
 
     table: str
     _: KW_ONLY
@@ -67,25 +65,20 @@ class PostgresSink(PreparableSink[T], Generic[T]):
 
     def problems(self, type_: Any) -> Iterator[str]:
         """What is wrong with the arguments, or with the type as rows."""
-        yield from self._name_problems()
-        if not isinstance(self.dsn, str) or not self.dsn:
-            yield "dsn= is not set: name where the connection string is, as env:NAME or file:/path"
-        elif problem := reference_problem(self.dsn):
-            yield f"dsn={self.dsn!r}: {problem}"
-        elif not is_reference(self.dsn) and _PASSWORD.search(self.dsn):
-            yield "dsn= has a password written out: put all of it into a variable, dsn='env:NAME', or into a file"
-        yield from self.commit_problems(self.mode)
+        yield from super().problems(type_)
         try:
             if not 0 < duration_ms(self.answer_timeout, "answer_timeout") <= _ANSWER_TIMEOUT_MS_MAX:
                 yield f"answer_timeout={self.answer_timeout!r} must be longer than 0, and 24h at most"
         except ConfigError as error:
             yield str(error).rstrip(".")
-        wrong = list(description_problems(self.mode, self.key, self.create))
-        yield from wrong
-        if not wrong and type_ is not UNKNOWN:
-            yield from row_problems(type_, self.key)
 
-    def _name_problems(self) -> Iterator[str]:
+    def dsn_problems(self) -> Iterator[str]:
+        """See `TableSink`."""
+        if _PASSWORD.search(self.dsn):
+            yield PASSWORD_WRITTEN
+
+    def name_problems(self) -> Iterator[str]:
+        """See `TableSink`."""
         names = (self.table,) if self.schema is None else (self.schema, self.table)
         if not all(isinstance(name, str) for name in names):
             yield f"table={self.table!r} and schema={self.schema!r} must be text"
@@ -97,20 +90,14 @@ class PostgresSink(PreparableSink[T], Generic[T]):
             yield f"{long[0]!r} is longer than the {_IDENTIFIER_BYTES_MAX} bytes that PostgreSQL keeps of a name"
 
     @property
-    def shown(self) -> str:
-        """Table, mode and key."""
-        table = self.table if self.schema is None else f"{self.schema}.{self.table}"
-        return shown_table(table, self.mode, self.key)
+    def full_name(self) -> str:
+        """Schema and table, as far as they are given."""
+        return self.table if self.schema is None else f"{self.schema}.{self.table}"
 
     def describe(self, type_: Any) -> dict[str, Any]:
         """Table, mode, key and the type's schema; where the database is may change."""
-        name = self.table if self.schema is None else f"{self.schema}.{self.table}"
-        described = {"sink": "postgres", "table": name, "mode": self.mode, "key": list(self.key)}
+        described = {"sink": "postgres", "table": self.full_name, "mode": self.mode, "key": list(self.key)}
         return described | {"row": schema.describe(type_)}
-
-    def ledger_of(self, pipeline: str, sink: str) -> str:
-        """Its rows of the tables beside the target."""
-        return rows_beside(f"the schema of {self.table}", pipeline, sink, prepares=self.commit == self.prepares)
 
     def store(self, type_: Any) -> Store:
         """A connection for rows of this type, not open yet."""

@@ -12,17 +12,16 @@ from dataclasses import dataclass, replace
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StoreError
 from exactlyonce.pipeline.failpoints import hit
-from exactlyonce.sinks.committer import CommitterContext, SetAside, StoreView
-from exactlyonce.sinks.prepared.names import TransactionName
-from exactlyonce.sinks.prepared.store import TABLE, PreparedRow, PreparingStore
-from exactlyonce.sinks.write_ahead.looking import looked
+from exactlyonce.sinks.committer import CommitsBySubtask, CommitterContext, SetAside, StoreView
+from exactlyonce.sinks.prepared.store import TABLE, PreparedRow, PreparingStore, TransactionName
+from exactlyonce.sinks.write_ahead.committer import looked
 from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerEntry
 
 KIND = "prepared"
 
 
 @dataclass
-class PreparedCommitter:
+class PreparedCommitter(CommitsBySubtask):
     """See the module."""
 
     context: CommitterContext
@@ -59,8 +58,8 @@ class PreparedCommitter:
         if left:
             raise StoreError(self._committed_by_hand(left[0]))
 
-    def commit(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
-        """See `Committer.commit`. A committable without a name is one whose loss was accepted: it is only entered, and
+    def commit_one(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
+        """See `CommitsBySubtask`. A committable without a name is one whose loss was accepted: it is only entered, and
         what may be prepared is rolled back with all else that is old."""
         entry = LedgerEntry.of(self.context.pipeline, self.context.sink, committable, incarnation, origin)
         if self.store.entered(entry):

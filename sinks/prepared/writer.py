@@ -20,9 +20,8 @@ from exactlyonce.checkpoint.records.manifest import StagedAck, StoreCommittable
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.prepared.committer import KIND
-from exactlyonce.sinks.prepared.names import TransactionName
-from exactlyonce.sinks.prepared.store import PreparedRow, PreparingStore
-from exactlyonce.sinks.writer import ROOM, FlushedInterval, SinkFailed, WriterContext
+from exactlyonce.sinks.prepared.store import PreparedRow, PreparingStore, TransactionName
+from exactlyonce.sinks.writer import ROOM, FlushedInterval, IntervalWriter, SinkFailed, WriterContext
 
 CHUNK_SIZE = 256 * 1024
 BACKLOG_BYTES_MAX = 16 << 20
@@ -94,16 +93,13 @@ class _Step:
 
 
 @dataclass
-class PreparedWriter:
+class PreparedWriter(IntervalWriter):
     """See the module. *store* is the thread's from the first row on."""
 
-    sink: str
     subtask: int
     clock: Clock
     store: PreparingStore
     transactions: _Transactions
-    records: int = 0
-    unwritten: int = 0
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "store"))
     _rows: list[bytes] = field(default_factory=list)
     _size: int = 0
@@ -111,7 +107,6 @@ class PreparedWriter:
     _steps: deque[_Step] = field(default_factory=deque)
     _backlog_bytes: int = 0
     _kept_ms: int = 0
-    _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
 
     @property
     def room(self) -> int:
@@ -123,11 +118,6 @@ class PreparedWriter:
         """The store, if there are rows that it has not taken."""
         waiting = self._backlog_bytes
         return f"sink {self.sink!r} waits for its store to take {waiting:,} bytes" if waiting else ""
-
-    @property
-    def open_transactions(self) -> int:
-        """None on the broker."""
-        return 0
 
     def write(self, outputs: list[bytes]) -> None:
         """Take rows; they go as soon as they make a chunk."""
@@ -188,13 +178,6 @@ class PreparedWriter:
                 body=name.encode(),
             )  # fmt: skip
             self._flushed[checkpoint] = FlushedInterval(staged=StagedAck(committable))
-
-    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
-        """The interval that *checkpoint* ends, once; None while it is not prepared."""
-        return self._flushed.pop(checkpoint, None)
-
-    def finalized(self, checkpoint: int) -> None:
-        """Nothing is used again."""
 
     def abandon(self) -> None:
         """What is open is rolled back; what is prepared stays."""

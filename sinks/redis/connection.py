@@ -19,9 +19,10 @@ from redis.retry import Retry
 
 from exactlyonce.pipeline.errors import ConfigError, StoreError, StoreUnavailable
 from exactlyonce.pipeline.secrets import look_up, masked
-from exactlyonce.sinks.redis.address import url_problem
+from exactlyonce.sinks import refusals
 from exactlyonce.sinks.redis.rows import argument
 from exactlyonce.sinks.redis.scripts import LEDGER_PREFIX, Script
+from exactlyonce.sinks.redis.sink import url_problem
 
 _REDIRECTIONS_MAX = 5
 _OURS = (
@@ -102,9 +103,9 @@ class RedisConnection:
         except exceptions.NoScriptError:
             return self._follow([number, argument(b"EVAL"), argument(script.text.encode()), *behind])
 
-    def unavailable(self, why: str) -> StoreUnavailable:
+    def away(self, code: str, said: str = "") -> StoreUnavailable:
         """The error of a server that cannot be written to now."""
-        return StoreUnavailable(f"{self.where} cannot be written to: {why}. Nothing is lost; it is tried again.")
+        return refusals.passing(self.where, AWAY[code], said or code)
 
     def close(self) -> None:
         """Let go of the connection; the next request makes a new one."""
@@ -120,7 +121,7 @@ class RedisConnection:
             except exceptions.MovedError as moved:
                 self.close()
                 self._connection = self._opened({"host": moved.host, "port": moved.port} if moved.host else {})
-        raise self.unavailable(AWAY["MOVED"])
+        raise self.away("MOVED")
 
     def _once(self, pieces: list[bytes]) -> Any:
         """Send a request once, and read its answer."""
@@ -169,7 +170,7 @@ class RedisConnection:
         """Raise what *error* means to whoever runs the pipeline."""
         text, code = self._redacted(error), _code(error)
         if code in AWAY:
-            raise self.unavailable(f"{AWAY[code]} ({text})") from None
+            raise self.away(code, text) from None
         if code == "AUTH" or isinstance(error, exceptions.AuthorizationError):
             raise StoreError(
                 f"{self.where} refuses the user or the password ({text}). Correct them in the URL of RedisSink."
@@ -183,8 +184,10 @@ class RedisConnection:
             advice = "Correct the URL of RedisSink, or the server"
             if "invalid bulk length" in text:
                 advice = "A key or a value is longer than the server takes: raise its proto-max-bulk-len"
-            raise StoreError(f"{self.where} refuses: {text}. {advice}, then run again; nothing is lost.") from None
-        raise self.unavailable(f"{text}. See that it runs, or correct the URL of RedisSink") from None
+            raise refusals.refused(self.where, text, f"{advice}, then run again; nothing is lost.") from None
+        if isinstance(error, exceptions.TimeoutError | TimeoutError):
+            raise refusals.silent(self.where, self._timeout_s) from None
+        raise refusals.unreachable(self.where, text) from None
 
     def _redacted(self, error: Exception) -> str:
         return masked(str(error).rstrip(".\r\n "), self._secrets) or type(error).__name__

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args, get_origin
+from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import inspect
 
@@ -16,7 +18,6 @@ from exactlyonce.pipeline.extras import needing
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.records import Record
 from exactlyonce.pipeline.secrets import is_reference, reference_problem
-from exactlyonce.sinks.redis.address import has_password, url_problem
 from exactlyonce.sinks.redis.encoding import RedisEncoder
 from exactlyonce.sinks.redis.scripts import KINDS, ledger_key
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PART_ROWS_MAX = 100_000
+_SERVER = re.compile(r"/?\d*")
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False)
 class RedisSink(WriteAheadSink[T], Generic[T]):
     """Writes to a Redis server, exactly once: a part of a checkpoint and its ledger entry in one step.
 
@@ -49,34 +51,15 @@ class RedisSink(WriteAheadSink[T], Generic[T]):
     """
 
     url: str = field(repr=False)
-    key: Callable[[T], object] | None
-    kind: Literal["string", "hash", "stream"]
-    value: TypeForm[Any] | Codec[Any] | None
-    maxlen: int | None
-    hash_tag: str | None
-    durable: bool
-    part_rows: int
-    delivery: Delivery
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        key: Callable[[T], object] | None = None,
-        kind: Literal["string", "hash", "stream"] = "string",
-        value: TypeForm[Any] | Codec[Any] | None = None,
-        maxlen: int | None = None,
-        hash_tag: str | None = None,
-        durable: bool = True,
-        part_rows: int = 10_000,
-        delivery: Delivery = "exactly_once",
-    ) -> None:
-        fields = {
-            "url": url, "key": key, "kind": kind, "value": value, "maxlen": maxlen, "hash_tag": hash_tag,
-            "durable": durable, "part_rows": part_rows, "delivery": delivery,
-        }  # fmt: skip
-        for name, content in fields.items():
-            object.__setattr__(self, name, content)
+    _: KW_ONLY
+    key: Callable[[T], object] | None = None
+    kind: Literal["string", "hash", "stream"] = "string"
+    value: TypeForm[Any] | Codec[Any] | None = None
+    maxlen: int | None = None
+    hash_tag: str | None = None
+    durable: bool = True
+    part_rows: int = 10_000
+    delivery: Delivery = "exactly_once"
 
     @property
     def needs_type(self) -> bool:
@@ -207,3 +190,35 @@ def _holds_records(type_: Any) -> bool:
 
 def _value_type(type_: Any) -> Any:
     return (get_args(type_) or (Any,))[0] if _holds_records(type_) else type_
+
+
+def url_problem(url: str) -> str | None:
+    """What is wrong with a URL; without the URL, which may hold a password.
+
+    >>> url_problem("redis://cache:6379/0"), url_problem("redis://cache:6379/orders")
+    (None, 'it ends with a database that is no number')
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return "it has a port or a host that is none"
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        return "it begins with none of redis://, rediss:// and unix://"
+    if parts.scheme == "unix":
+        return None if parts.path else "it names no socket"
+    if not parts.hostname:
+        return "it names no host"
+    if "@" in parts.path + parts.query + parts.fragment:
+        return "it has an @ behind its host: in a password a / is written %2F, a ? %3F, a # %23 and an @ %40"
+    return None if _SERVER.fullmatch(parts.path) else "it ends with a database that is no number"
+
+
+def has_password(url: str) -> bool:
+    """Whether a URL that has no problem has a password in it.
+
+    >>> has_password("redis://:hunter2@cache:6379/0"), has_password("redis://ann@cache:6379/0")
+    (True, False)
+    """
+    parts = urlsplit(url)
+    return bool(parts.password) or any("password" in name for name, _ in parse_qsl(parts.query))

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
-from exactlyonce.sinks.redis.connection import AWAY, RedisConnection
+from exactlyonce.sinks.redis.connection import RedisConnection
 from exactlyonce.sinks.redis.encoding import RedisEncoder
 from exactlyonce.sinks.redis.rows import Part, Parts, argument
 from exactlyonce.sinks.redis.scripts import APPLY, FENCE, RIGHTS, WRITE, ledger_key, ledger_prefix
-from exactlyonce.sinks.write_ahead.ledger import SinkLedger
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
+from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry, SinkLedger
 
 TIMEOUT_S = 30.0
 """Without an answer; a server that is busy with a part answers much sooner."""
@@ -53,7 +52,7 @@ class RedisStore:
         """Raise `StoreError` unless the server keeps what it is given, and the user may write it."""
         about = _parsed(self._server.command("INFO"))
         if about.get("loading") == "1":  # INFO answers all the same, and says of the log of writes that it is off
-            raise self._server.unavailable(AWAY["LOADING"])
+            raise self._server.away("LOADING")
         if about.get("role") in ("slave", "replica"):
             self._refuse("is a replica, which takes no writes. Give the address of the primary")
         if about.get("cluster_enabled") == "1" and self._tag is None:

@@ -1,4 +1,6 @@
-"""Tables as sinks, as far as SQL databases share them: the fields of a record's type, and the columns of a table.
+"""Tables as sinks, whatever the database: the description, the store with its ledger, and prepared transactions.
 
-Pure: it opens nothing, and knows no database. May import `pipeline`.
+`fields` and `table` are pure: the fields of a record's type, and the columns of a table. A database is a dialect: it
+derives from `sink.TableSink`, `store.SqlStore` and `prepared.PreparingSqlStore`, and gives a `ledger.Session`. Opens
+nothing by itself, and knows no driver. May import what `sinks` may import.
 """

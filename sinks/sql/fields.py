@@ -115,6 +115,40 @@ class RowField(msgspec.Struct, frozen=True, kw_only=True):
             raise type(error)(f"{self.name}: {error}") from None
 
 
+class ColumnTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """How the values of a field become text of their column, in the language of a database."""
+
+    field: RowField
+    table: str
+    """Whose column it is, for errors; so is *type*."""
+    type: str
+    nullable: bool
+    null: str
+    """The text of None."""
+    texts: Callable[[list[Any]], Sequence[str]]
+    """From values, none of them None, to their texts; ValueError or TypeError for what the column would refuse or
+    change."""
+
+    def encode(self, records: Sequence[Any]) -> Sequence[str]:
+        """The text of each record's value."""
+        where = f"(the column of table {self.table} is {self.type}{'' if self.nullable else ' NOT NULL'})"
+        try:
+            values = self.field.values(records)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{error} {where}") from None
+        try:
+            if None not in values:
+                return self.texts(values) if values else []
+            if not self.nullable:
+                raise ValueError("None does not fit, for the column is NOT NULL")
+            present = [value for value in values if value is not None]
+            texts = iter(self.texts(present) if present else ())
+            return [self.null if value is None else next(texts) for value in values]
+        except (ValueError, TypeError, OverflowError) as error:  # OverflowError: a moment beyond the calendar
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{self.field.name}: {error} {where}") from None
+
+
 def exactly(value: Any, kind: FieldKind) -> Any:
     """*value* as the class of its kind, which loses nothing. TypeError or ValueError for what would be another value.
 

@@ -83,23 +83,3 @@ def column_problems(
     for column in columns.values() if inserts else ():
         if column.name not in names and not (column.nullable or column.has_default or column.generated):
             yield f"its column {column.name!r} is NOT NULL without a default, and no field has that name: add one"
-
-
-def shown_table(table: str, mode: str, key: Sequence[str]) -> str:
-    """A sink's target, for people.
-
-    >>> shown_table("shop.totals", "upsert", ("customer",))
-    'shop.totals upsert by customer'
-    """
-    by = f" by {', '.join(key)}" if key else ""
-    return f"{table} {mode}{by}"
-
-
-def rows_beside(place: str, pipeline: str, sink: str, *, prepares: bool) -> str:
-    """A sink's rows of the ledger in *place*, where its table is, as SQL finds them; for people.
-
-    >>> rows_beside("the schema of totals", "shop", "out", prepares=False)
-    "table exactlyonce_ledger in the schema of totals, WHERE pipeline = 'shop' AND sink = 'out'"
-    """
-    tables = "tables exactlyonce_ledger and exactlyonce_prepared" if prepares else "table exactlyonce_ledger"
-    return f"{tables} in {place}, WHERE pipeline = '{pipeline}' AND sink = '{sink}'"

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, StoreCommittable
-from exactlyonce.sinks.committer import CommitterContext, StoreView
-from exactlyonce.sinks.write_ahead.looking import looked
-from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
+from exactlyonce.pipeline.errors import ConfigError, StoreError
+from exactlyonce.sinks.committer import CommitsBySubtask, CommitterContext, StoreView
+from exactlyonce.sinks.write_ahead.store import InspectableStore, LedgerEntry, Store
 from exactlyonce.sinks.write_ahead.writer import INDEXED, KIND, decode_index
 
 
 @dataclass(frozen=True)
-class RowsCommitter:
+class RowsCommitter(CommitsBySubtask):
     """Applies rows in the order in which they were set aside; they are the bytes that were written then."""
 
     context: CommitterContext
@@ -32,7 +32,7 @@ class RowsCommitter:
     def clean(self, incarnation: int, attempt: int) -> None:
         """Nothing: what nobody names in the checkpoint topic goes as every orphan does."""
 
-    def commit(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
+    def commit_one(self, committable: StoreCommittable, incarnation: int, origin: str) -> bool:
         """See `Store.apply`."""
         entry = LedgerEntry.of(self.context.pipeline, self.context.sink, committable, incarnation, origin)
         return self.store.apply(self._chunks(committable), entry)
@@ -54,3 +54,22 @@ class RowsCommitter:
     def close(self) -> None:
         """Let go of the connection."""
         self.store.close()
+
+
+def looked(store: object, context: CommitterContext) -> StoreView | None:
+    """A look at *store* beside a run, which changes nothing: its ledger, and why it does not take rows; None where it
+    cannot be looked at so."""
+    if not isinstance(store, InspectableStore):
+        return None
+    try:
+        store.inspect()
+        problem = ""
+    except (StoreError, ConfigError) as error:
+        problem = str(error)
+    try:
+        ledger = store.ledger_of(context.pipeline, context.sink)
+    except StoreError as error:
+        return StoreView(problem=problem or str(error))
+    return StoreView(
+        incarnation=ledger.incarnation, origin=ledger.origin, ledger=dict(ledger.checkpoints), problem=problem
+    )

@@ -13,12 +13,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-import msgspec
-
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks.write_ahead.store import Store
 from exactlyonce.sinks.write_ahead.writer import chunks_of
-from exactlyonce.sinks.writer import ROOM, FlushedInterval, SinkFailed
+from exactlyonce.sinks.writer import ROOM, FlushedInterval, IntervalWriter, SinkFailed
 
 BACKLOG_BYTES_MAX = 32 << 20
 TRANSACTION_BYTES = 4 << 20
@@ -26,15 +24,11 @@ TRANSACTION_BYTES = 4 << 20
 
 
 @dataclass
-class DirectWriter:
+class DirectWriter(IntervalWriter):
     """See the module. *lost* is told, in words, what was given up; None: what fails fails the sink."""
 
-    sink: str
     store: Store
     lost: Callable[[str], None] | None
-    records: int = 0
-    open_transactions: int = 0
-    unwritten: int = 0
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "store"))
     _backlog: deque[list[bytes]] = field(default_factory=deque)
     _backlog_bytes: int = 0
@@ -44,11 +38,8 @@ class DirectWriter:
     """How many of `records` were written, or given up."""
     _barriers: deque[tuple[int, int]] = field(default_factory=deque)
     """Each with how many records were before it."""
-    _flushed: set[int] = field(default_factory=set)
     _lost: int = 0
     _lost_why: str = ""
-
-    held_up = ""
 
     @property
     def room(self) -> int:
@@ -69,10 +60,7 @@ class DirectWriter:
     def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
         """An empty interval, once; None while some rows before its barrier are not written."""
         self._reach()
-        if checkpoint not in self._flushed:
-            return None
-        self._flushed.remove(checkpoint)
-        return FlushedInterval()
+        return super().take_flushed(checkpoint)
 
     def poll(self, wait_s: float = 0.0) -> bool:
         """Write on; True if a transaction has ended. `SinkFailed` or `StoreError` where it cannot be written."""
@@ -119,16 +107,13 @@ class DirectWriter:
         """Barriers whose rows are done with are flushed."""
         while self._barriers and self._barriers[0][1] <= self._done:
             checkpoint, _ = self._barriers.popleft()
-            self._flushed.add(checkpoint)
+            self._flushed[checkpoint] = FlushedInterval()
             if self._lost and self.lost is not None:
                 self.lost(
                     f"sink {self.sink!r}: {self._lost:,} rows up to checkpoint {checkpoint} are lost, as delivery "
                     f"at_most_once allows: {self._lost_why}"
                 )
                 self._lost = 0
-
-    def finalized(self, checkpoint: int) -> None:
-        """They were written before."""
 
     def abandon(self) -> None:
         """What is not under way is not written; nobody waits for what is."""
@@ -138,23 +123,3 @@ class DirectWriter:
 
 def _size(rows: list[bytes]) -> int:
     return sum(map(len, rows))
-
-
-class RowsPacking:
-    """Rows as bytes that wait in a file."""
-
-    def __init__(self) -> None:
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(list[bytes]).decode
-
-    def count(self, outputs: list[bytes]) -> int:
-        """How many."""
-        return len(outputs)
-
-    def pack(self, outputs: list[bytes]) -> bytes:
-        """All of *outputs*."""
-        return self._encode(outputs)
-
-    def unpack(self, packed: bytes) -> list[bytes]:
-        """What was packed."""
-        return self._decode(packed)

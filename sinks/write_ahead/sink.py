@@ -10,7 +10,7 @@ from exactlyonce.pipeline.sink import Sink
 from exactlyonce.sinks.committer import Committer, CommitterContext
 from exactlyonce.sinks.deferred import DeferredWriter
 from exactlyonce.sinks.write_ahead.committer import RowsCommitter
-from exactlyonce.sinks.write_ahead.direct import DirectWriter, RowsPacking
+from exactlyonce.sinks.write_ahead.direct import DirectWriter
 from exactlyonce.sinks.write_ahead.store import Store
 from exactlyonce.sinks.write_ahead.writer import BoundedRows, RowsWriter
 from exactlyonce.sinks.writer import Opened, WriterContext
@@ -58,4 +58,4 @@ class WriteAheadSink(Sink[T]):
         if self.delivery == AT_LEAST_ONCE:
             return Opened(DirectWriter(context.sink, self.store(context.type), None), encoder)
         direct = DirectWriter(context.sink, self.store(context.type), context.note)
-        return Opened(DeferredWriter(direct, RowsPacking()), encoder)
+        return Opened(DeferredWriter(direct, list[bytes]), encoder)

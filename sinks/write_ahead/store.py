@@ -8,7 +8,7 @@ Invariant: rows and their ledger row become visible together or not at all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -16,10 +16,7 @@ from exactlyonce.checkpoint.commits.of_stores import ForeignLedger, LedgerBehind
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import Fenced
 
-if TYPE_CHECKING:
-    from exactlyonce.sinks.write_ahead.ledger import SinkLedger
-
-__all__ = ["ForeignLedger", "LedgerBehind", "LedgerEntry", "RowEncoder", "Store", "require_writer"]
+__all__ = ["ForeignLedger", "LedgerBehind", "LedgerEntry", "RowEncoder", "SinkLedger", "Store", "require_writer"]
 
 
 def require_writer(pipeline: str, sink: str, incarnation: int, origin: str, *, newest: int, begun_for: str) -> None:
@@ -77,6 +74,51 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
         if checkpoint < self.previous:
             raise LedgerBehind(checkpoint)
         return True
+
+
+class SinkLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """The ledger of one sink as one value: who may write, and up to where rows are in the store. As it is made, that of
+    a sink which has none yet.
+
+    The rules of a ledger are `require_writer` and `LedgerEntry.is_due`. A store reads the value, asks for the next one,
+    and writes it together with the rows, in one step that nobody comes between. A store with a row for each subtask,
+    which lets several be applied at once, asks for both itself.
+
+    >>> ledger = SinkLedger().fenced("shop", "orders", 3, "topic-1")
+    >>> of = {"pipeline": "shop", "sink": "orders", "subtask": 0, "incarnation": 3, "origin": "topic-1"}
+    >>> entry = LedgerEntry(checkpoint=7, previous=0, **of)
+    >>> ledger = SinkLedger.decode(ledger.applied(entry).encode())
+    >>> ledger.checkpoints, ledger.applied(entry)
+    ({0: 7}, None)
+    """
+
+    incarnation: int = 0
+    origin: str = ""
+    """The id of the checkpoint topic that the checkpoints are counted in; empty: nobody has fenced yet."""
+    checkpoints: Mapping[int, int] = msgspec.field(default_factory=dict)
+    """By subtask."""
+
+    @classmethod
+    def decode(cls, value: bytes | str | None) -> SinkLedger:
+        """What `encode` gave; None is a ledger that is not there yet."""
+        return cls() if value is None else msgspec.json.decode(value, type=cls)
+
+    def encode(self) -> bytes:
+        """As JSON."""
+        return msgspec.json.encode(self)
+
+    def fenced(self, pipeline: str, sink: str, incarnation: int, origin: str) -> SinkLedger:
+        """The ledger to write at `Store.fence`, or what that raises."""
+        begun_for = self.origin or origin
+        require_writer(pipeline, sink, incarnation, origin, newest=self.incarnation, begun_for=begun_for)
+        return msgspec.structs.replace(self, incarnation=incarnation, origin=origin)
+
+    def applied(self, entry: LedgerEntry) -> SinkLedger | None:
+        """The ledger to write together with the rows of *entry*, or what `Store.apply` raises; None: they are there."""
+        checkpoint = self.checkpoints.get(entry.subtask, 0)
+        if not entry.is_due(checkpoint=checkpoint, incarnation=self.incarnation, origin=self.origin):
+            return None
+        return msgspec.structs.replace(self, checkpoints={**self.checkpoints, entry.subtask: entry.checkpoint})
 
 
 class RowEncoder(Protocol):

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
+from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef, StagedAck, StoreCommittable
-from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.sinks.write_ahead.store import RowEncoder
-from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, ROOM, BlockStaging, FlushedInterval
+from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, ROOM, BlockStaging, FlushedInterval, IntervalWriter
 
 KIND = "rows"
 ROWS, ROWS_INDEX = "rows", "rows-index"
@@ -73,14 +73,11 @@ class _Interval:
 
 
 @dataclass
-class RowsWriter:
+class RowsWriter(IntervalWriter):
     """Sets rows aside for `commits.of_stores`; see the module."""
 
-    sink: str
     subtask: int
     staging: BlockStaging
-    records: int = 0
-    unwritten: int = 0
     _rows: list[bytes] = field(default_factory=list)
     _size: int = 0
     _tickets: list[Ticket] = field(default_factory=list)
@@ -88,19 +85,11 @@ class RowsWriter:
     _next: int = 0
     """The checkpoint after the last barrier, as far as is known: part of the blocks' keys, and no more."""
     _cut: deque[_Interval] = field(default_factory=deque)
-    _flushed: dict[int, FlushedInterval] = field(default_factory=dict)
-
-    held_up = ""
 
     @property
     def room(self) -> int:
         """None while too many blocks are on their way."""
         return 0 if self.staging.pending > BLOCKS_PENDING_MAX else ROOM
-
-    @property
-    def open_transactions(self) -> int:
-        """None ever."""
-        return 0
 
     def write(self, outputs: list[bytes]) -> None:
         """Take rows; they go as soon as they make a block."""
@@ -154,16 +143,6 @@ class RowsWriter:
         )  # fmt: skip
         everything = tuple(dict.fromkeys((*named, *refs)))
         return FlushedInterval(staged=StagedAck(committable, everything), written=everything)
-
-    def take_flushed(self, checkpoint: int) -> FlushedInterval | None:
-        """The interval that *checkpoint* ends, once; None while some of it is on its way."""
-        return self._flushed.pop(checkpoint, None)
-
-    def finalized(self, checkpoint: int) -> None:
-        """Nothing is used again."""
-
-    def abandon(self) -> None:
-        """Nothing waits."""
 
 
 def _durable(tickets: list[Ticket]) -> tuple[BlockRef, ...] | None:

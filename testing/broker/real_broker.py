@@ -24,7 +24,8 @@ from kafka.record.memory_records import MemoryRecords
 
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.kafka_protocol import Again, Request, Wire, refuse
+from exactlyonce.connectors.kafka.errors import Again, refuse
+from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import TopicError
 from exactlyonce.testing.broker.interface import Error, Fetched, Initialized, Isolation, NoAnswer, Produced, Record

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.records.encoding import Block, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.store.blocks import BlockWriter, OnDelivery
-from exactlyonce.checkpoint.store.storage import Ticket
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter, OnDelivery
 
 _TOPIC = TopicInfo("contract", "topic-1", partitions=5, replicas=1)
 
@@ -30,7 +30,7 @@ class _Place(NamedTuple):
 
 
 class MemoryBlocks:
-    """What all subtasks of a test set aside; reads it as `checkpoint.store.storage.Blocks`."""
+    """What all subtasks of a test set aside; reads it as `checkpoint.block_storage.Blocks`."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

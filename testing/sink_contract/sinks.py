@@ -44,7 +44,7 @@ class SinkContract(ContractHooks):
     ) -> None:
         """Commit what has not been committed yet."""
         failed = f"A commit of checkpoint {committable.checkpoint}, with what the ledger has as `previous`, is to work."
-        assert works(lambda: committer.commit(committable, incarnation, origin), failed) is True, (
+        assert works(lambda: committer.commit([committable], incarnation, origin), failed) is True, (
             f"A commit of checkpoint {committable.checkpoint}, the first, says that it had been committed: its rows "
             f"would be left out. Only a ledger row with this or a newer checkpoint, for this subtask, may say so."
         )
@@ -54,7 +54,7 @@ class SinkContract(ContractHooks):
     ) -> None:
         """Commit what has been committed."""
         asked_again = "What has been committed is asked again, and is no error: it returns False."
-        assert works(lambda: committer.commit(committable, incarnation, origin), asked_again) is False, TWICE
+        assert works(lambda: committer.commit([committable], incarnation, origin), asked_again) is False, TWICE
 
     def found(self, incarnation: int, expected: dict[int, int], why: str) -> Committer:
         """The next leader's committer, whose fence finds *expected* in the ledger."""
@@ -164,6 +164,19 @@ class SinkContract(ContractHooks):
             "What waits is kept until it is committed, and what nobody decides is never seen, whatever others commit.",
         )
 
+    def test_all_of_a_checkpoint_in_one_call(self) -> None:
+        """A call gets all that a sink has for a checkpoint, oldest first; after half of it, it may be repeated."""
+        leader = self.leader(1)
+        first, second = self.staged(FIRST, 1), self.staged(SECOND, 2, previous=1)
+        other = self.staged([(50, 0)], 2, subtask=1)
+        self.commits(leader, first)
+        why = "Of three committables one had been committed; the call commits the others, and says that it did."
+        for committer, expected in ((leader, True), (leader, False), (self.committer(), False)):
+            outcome = works(partial(committer.commit, [first, second, other], 1, ORIGIN), why)
+            assert outcome is expected, f"{why} It returned {outcome}."
+        self.seen([*FIRST, *SECOND, (50, 0)], TWICE, in_order=False)
+        self.found(2, {0: 2, 1: 2}, "The ledger has the newest of each subtask.")
+
     def test_nothing_is_a_commit_too(self) -> None:
         """A committable that was given up (--accept-loss) has no rows, and is in the ledger all the same."""
         leader = self.leader(1)
@@ -178,11 +191,11 @@ class SinkContract(ContractHooks):
         leader = self.leader(1)
         self.commits(leader, self.staged(FIRST, 1))
         why = "The ledger has checkpoint 1, and the entry's `previous` is 3: rows are missing, and nobody would know."
-        error = refused(lambda: leader.commit(self.staged(SECOND, 4, previous=3), 1, ORIGIN), LedgerBehind, why)
+        error = refused(lambda: leader.commit([self.staged(SECOND, 4, previous=3)], 1, ORIGIN), LedgerBehind, why)
         assert int(str(error)) == 1, f"The argument of LedgerBehind is the ledger's checkpoint, 1, and not {error}."
         fresh = self.staged([(70, 0)], 4, previous=3, subtask=5)
         why = f"Without a row it has checkpoint 0. {why}"
-        error = refused(lambda: leader.commit(fresh, 1, ORIGIN), LedgerBehind, why)
+        error = refused(lambda: leader.commit([fresh], 1, ORIGIN), LedgerBehind, why)
         assert int(str(error)) == 0, f"The argument of LedgerBehind is 0 where there is no row, and not {error}."
         self.seen(FIRST, "Rows were written behind a gap.")
         self.commits(leader, self.staged(SECOND, 4, previous=1))
@@ -195,11 +208,11 @@ class SinkContract(ContractHooks):
         zombie, committable = self.leader(1), self.staged(FIRST, 1)
         leader = self.leader(2)
         why = "Incarnation 1 committed after incarnation 2 had fenced: it may commit what 2 has not decided."
-        refused(lambda: zombie.commit(committable, 1, ORIGIN), Fenced, why)
-        refused(lambda: self.committer().commit(committable, 1, ORIGIN), Fenced, why)
+        refused(lambda: zombie.commit([committable], 1, ORIGIN), Fenced, why)
+        refused(lambda: self.committer().commit([committable], 1, ORIGIN), Fenced, why)
         self.seen([], why)
         self.commits(leader, committable, 2)
-        refused(lambda: zombie.commit(self.staged(SECOND, 7, previous=1), 1, ORIGIN), Fenced, why)
+        refused(lambda: zombie.commit([self.staged(SECOND, 7, previous=1)], 1, ORIGIN), Fenced, why)
         self.seen(FIRST, why)
 
     def test_a_zombie_that_fences(self) -> None:
@@ -209,7 +222,7 @@ class SinkContract(ContractHooks):
         why = "fence took the ledger's incarnation back: both leaders would commit."
         refused(lambda: self.committer().fence(2, ORIGIN), Fenced, why)
         self.commits(leader, self.staged(FIRST, 1), 3)
-        refused(lambda: self.committer().commit(self.staged(SECOND, 2, previous=1), 2, ORIGIN), Fenced, why)
+        refused(lambda: self.committer().commit([self.staged(SECOND, 2, previous=1)], 2, ORIGIN), Fenced, why)
         self.seen(FIRST, why)
 
     def test_a_fence_may_be_repeated(self) -> None:
@@ -235,14 +248,14 @@ class SinkContract(ContractHooks):
         why = "A leader of another checkpoint topic, which counts from 1 too, committed into this one's ledger."
         foreign = self.staged([(70, 0)], 3, previous=2)
         for incarnation in (1, 2):
-            refused(partial(self.committer().commit, foreign, incarnation, "topic-2"), ForeignLedger, why)
+            refused(partial(self.committer().commit, [foreign], incarnation, "topic-2"), ForeignLedger, why)
         self.seen([*FIRST, *SECOND], why)
 
     def test_a_ledger_that_nobody_has_begun(self) -> None:
         """Whoever commits has fenced, so that it was lost since: ForeignLedger or StoreError, and no row is written."""
         why = "A commit began the ledger: a zombie of the life before a reset would write behind the emptied target."
         try:
-            again(partial(self.committer().commit, self.staged(FIRST, 1), 1, ORIGIN))
+            again(partial(self.committer().commit, [self.staged(FIRST, 1)], 1, ORIGIN))
         except (ForeignLedger, StoreError):
             self.seen([], why)
         else:
@@ -295,7 +308,7 @@ class SinkContract(ContractHooks):
         committables = self._each_twice()
         committers = [self.committer() for _ in committables]
         both = zip(committers, committables, strict=True)
-        outcomes = _at_once([partial(again, partial(one.commit, each, 1, ORIGIN)) for one, each in both])
+        outcomes = _at_once([partial(again, partial(one.commit, [each], 1, ORIGIN)) for one, each in both])
         self._one_each(list(map(str, outcomes)))
 
     def test_commits_at_once_in_processes(self) -> None:
@@ -317,7 +330,7 @@ class SinkContract(ContractHooks):
 
     def _commit_in_child(self, committable: StoreCommittable, tell: Callable[[], None]) -> bool:
         committer = self.committer()
-        return again(lambda: committer.commit(committable, 1, ORIGIN))
+        return again(lambda: committer.commit([committable], 1, ORIGIN))
 
     def _needs_processes(self) -> None:
         if not self.processes:
@@ -347,7 +360,7 @@ class SinkContract(ContractHooks):
     def test_another_thread(self) -> None:
         """One thread at a time uses a committer, and not always the same one."""
         leader = self.leader(1)
-        outcomes = _at_once([lambda: leader.commit(self.staged(FIRST, 1), 1, ORIGIN)])
+        outcomes = _at_once([lambda: leader.commit([self.staged(FIRST, 1)], 1, ORIGIN)])
         assert outcomes == [True], f"A committer was made in one thread, and used in another: {outcomes}"
         self.seen(FIRST, "A committer was made in one thread, and used in another.")
 
@@ -359,10 +372,10 @@ class SinkContract(ContractHooks):
         why = "The store is away, for a while: only StoreUnavailable is waited for; whatever else ends the run."
         with self.unavailable():
             for each in (leader, self.committer()):
-                refused(partial(each.commit, second, 1, ORIGIN), StoreUnavailable, why)
+                refused(partial(each.commit, [second], 1, ORIGIN), StoreUnavailable, why)
                 refused(partial(each.fence, 1, ORIGIN), StoreUnavailable, why)
                 refused(each.check, StoreUnavailable, why)
-        again(lambda: leader.commit(second, 1, ORIGIN))
+        again(lambda: leader.commit([second], 1, ORIGIN))
         self.has_been(leader, second)
         self.seen([*FIRST, *SECOND], "The store was away, and is back: nothing is lost or doubled.")
 
@@ -376,7 +389,7 @@ class SinkContract(ContractHooks):
         third = self.staged([(2, 0)], 3, previous=2)
         for each in (self.committer(), leader):
             try:
-                again(partial(each.commit, third, 1, ORIGIN))
+                again(partial(each.commit, [third], 1, ORIGIN))
             except (LedgerBehind, StoreError):
                 continue
             raise AssertionError("The store lost checkpoint 2 to a restore, and takes checkpoint 3 as if nothing were.")
@@ -402,7 +415,7 @@ class SinkContract(ContractHooks):
             first = self.staged(FIRST, 1)
             with self.unavailable():
                 asked: dict[str, Callable[[], object]] = {
-                    "commit": partial(leader.commit, first, 1, ORIGIN),
+                    "commit": partial(leader.commit, [first], 1, ORIGIN),
                     "check": self.committer().check,
                 }
                 for name, action in asked.items():

@@ -16,7 +16,7 @@ import pytest
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.source import RangeContext, Readable, ReaderClients, ReaderContext, SourceReader
-from exactlyonce.engines.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.pipeline.errors import Halt, RecordError
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.refusals import refused

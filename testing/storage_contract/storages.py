@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 import msgspec
 import pytest
 
+from exactlyonce.checkpoint.block_storage import AttemptBlocks, BlockStorage, DamagedBlock
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, BlockStorage, DamagedBlock
 from exactlyonce.pipeline.errors import Fenced, InvariantViolation, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.refusals import refused

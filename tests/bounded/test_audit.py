@@ -20,8 +20,8 @@ from running import Run, abort_while_a_worker_sleeps, orders
 from settled import await_readable, ended_transactions
 
 from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.cli.main import main
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.audit import audit as audits

@@ -18,14 +18,14 @@ from settled import await_readable
 
 from exactlyonce.checkpoint import leader
 from exactlyonce.cli.main import main
-from exactlyonce.cli.spark_arguments import default_parallelism
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines import performer
 from exactlyonce.engines.bounded import catch_up as catching_up
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit
+from exactlyonce.engines.bounded.catch_up import default_parallelism
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
-from exactlyonce.engines.bounded.submit import Submit, in_process
+from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, RecordError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import LIMIT_S
@@ -310,15 +310,12 @@ def test_a_close_that_raises(fed: Fed, loaded: Any, tmp_path: Path) -> None:
 
 
 def test_a_publication_that_is_swept_beside(fed: Fed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def with_upkeep_behind(submit: Submit, upkeep: Callable[[], None]) -> Submit:
-        def run(stage: str, work: Sequence[bytes]) -> list[bytes]:
-            answers = submit(stage, work)
-            upkeep()
-            return answers
+    def upkeep_after(upkeep: Callable[[], None], work: Callable[[Any], list[bytes]]) -> list[bytes]:
+        answers = work(None)
+        upkeep()
+        return answers
 
-        return run
-
-    monkeypatch.setattr(catching_up, "with_heartbeats", with_upkeep_behind)
+    monkeypatch.setattr(catching_up, "beside", upkeep_after)
     monkeypatch.setattr(leader, "WATCH_INTERVAL_MS", 0)
     fed.feed(90)
     summary = catch_up(fed, load_pipeline("bounded_pipelines", "broad", fed.name), 2, tmp_path, chunk_records=30)

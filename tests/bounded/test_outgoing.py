@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, records_in
 from exactlyonce.engines.bounded.unit.ordering import TIME_BYTES, BatchTime, ChannelLane, take_by_time
 from exactlyonce.engines.bounded.unit.outgoing import FRAME_BYTES_MAX, Sending, Staging
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, read_frames, read_outputs
-from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.sinks.kafka.sink import Outputs
@@ -54,7 +54,7 @@ def test_a_record_is_sent_as_it_was(tmp_path: Path) -> None:
     sender, sent = sending(tmp_path), [Document(number) for number in range(300)]
     for first in range(0, 300, 50):
         some = sent[first : first + 50]
-        sender(batch(some, first, topic=f"t{first % 100}"))
+        sender.shuffle(batch(some, first, topic=f"t{first % 100}"))
         for record in some:
             record.number = -1
     found = [each for file in sender.close() for each in zip(*arrived(file.file), strict=True)]
@@ -69,7 +69,7 @@ def test_a_record_is_sent_as_it_was(tmp_path: Path) -> None:
 def test_frames_are_bounded_by_records(sent: list[int], frames: list[int], tmp_path: Path) -> None:
     sender, total = sending(tmp_path, receivers=1, type_=int), 0
     for count in sent:
-        sender(batch(list(range(total, total + count)), total))
+        sender.shuffle(batch(list(range(total, total + count)), total))
         total += count
     (file,) = sender.close()
     assert [records_in(frame[TIME_BYTES:]) for frame in read_frames(file.file)] == frames
@@ -80,10 +80,10 @@ def test_frames_are_bounded_by_bytes(tmp_path: Path) -> None:
     sender = sending(tmp_path, receivers=1)
     sizes = [50_000] * 200 + [3 << 20] + [10] * 50
     records = [Document(number, os.urandom(size)) for number, size in enumerate(sizes)]
-    sender(batch(records[:150]))
+    sender.shuffle(batch(records[:150]))
     written = (tmp_path / "0").stat().st_size
     assert written > 150 * 50_000 - FRAME_BYTES_MAX - MARGIN, "no more than a frame waits"
-    sender(batch(records[150:], 150))
+    sender.shuffle(batch(records[150:], 150))
     (file,) = sender.close()
     lengths = sorted(map(len, read_frames(file.file)))
     assert lengths[-2] < FRAME_BYTES_MAX + MARGIN < lengths[-1]
@@ -101,7 +101,7 @@ def test_a_large_frame_is_taken_in_linear_time(tmp_path: Path) -> None:
 
     codec, taken = BatchCodec(int), list[int]()
     frame = codec.encode(batch(list(range(20_000))))
-    lane = ChannelLane("by>totals:0", None, codec, lambda each: taken.extend(each.records), (frame,))
+    lane = ChannelLane("by>totals:0", None, codec, lambda each: taken.extend(each.records), [frame])
     lane.take(1)
     assert lane._rest is not None
     lane._rest.records = Counting(lane._rest.records)
@@ -114,8 +114,8 @@ def test_outputs_are_cut_likewise(tmp_path: Path) -> None:
     staging = Staging("out", 0, FrameWriter(tmp_path / "out"), origins=True)
     values = [b"%d" % number for number in range(5_000)] + [os.urandom(100_000) for _ in range(40)]
     given = batch(values)
-    staging.note(given)
-    staging.write(Outputs(values, given.keys, [[("n", value[:4])] for value in values]))
+    outputs = Outputs(values, given.keys, [[("n", value[:4])] for value in values])
+    staging.noting(lambda _: staging.write(outputs))(given)
     (file,) = staging.close()
     frames = list(read_frames(file.file))
     found = list(read_outputs(file.file))
@@ -130,4 +130,4 @@ def test_outputs_are_cut_likewise(tmp_path: Path) -> None:
 
 def test_a_record_of_another_type_is_named(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"t\[0\] offset 3"):
-        sending(tmp_path)(batch([Document(0), Document(1), Document(2), object()]))
+        sending(tmp_path).shuffle(batch([Document(0), Document(1), Document(2), object()]))

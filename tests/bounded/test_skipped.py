@@ -15,8 +15,7 @@ from running import assert_totals, run_here
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.cli.commands import backfill
 from exactlyonce.cli.main import main
-from exactlyonce.cli.spark_arguments import Executors
-from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.bounded.submit import Executors, in_process
 
 pytestmark = pytest.mark.broker
 BAD = b'{"id": 7, "customer": 12, "total": 1}'

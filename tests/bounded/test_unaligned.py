@@ -15,8 +15,8 @@ from losing import QUICK_ABORTS, TIMEOUTS, Together, expire, lose_one
 from running import QUICK, Run, assert_totals, orders
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.cli.main import main
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.audit.audit import Audit
 from exactlyonce.engines.bounded.catch_up import CatchingUp

@@ -17,8 +17,8 @@ from manifests import manifest
 from running import orders
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace
-from exactlyonce.checkpoint.store.blocks import BlockReader
-from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.bounded.ranges import Reading, readings

@@ -5,27 +5,27 @@ from __future__ import annotations
 import pytest
 
 from exactlyonce.checkpoint.leader import Leader
-from exactlyonce.checkpoint.led import Led
+from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.requests import KnownOutputs, drive
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import BrokerUnavailable
-from tests.checkpoint.conftest import RealLog, Store
+from tests.connectors.kafka.checkpoint_topic.conftest import RealLog, Store
 
 pytestmark = pytest.mark.broker
 
 
 def leader(store: Store, log: RealLog) -> Leader:
-    led = Led(
+    config = LeaderConfig(
         pipeline=store.pipeline, host="here", process=1, cluster_id="", transaction_version=2,
         transaction_timeout_ms=60_000, fingerprint="", max_parallelism=1, parallelism=1, deletes=True,
     )  # fmt: skip
-    return Leader(led, log, KnownBlocks(CheckpointSettings()), store.clock, lambda text: None)
+    return Leader(config, log, KnownBlocks(CheckpointSettings()), store.clock, lambda text: None)
 
 
 def conclude(leader: Leader, log: RealLog, cancelled: str = "") -> None:
-    drive(leader.conclude(cancelled), lambda ask: () if isinstance(ask, KnownOutputs) else log._performer(ask))
+    drive(leader.conclude(cancelled), lambda ask: () if isinstance(ask, KnownOutputs) else log.perform(ask))
 
 
 @pytest.mark.exhaustive

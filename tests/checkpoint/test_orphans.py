@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from blank_manifest import blank_manifest
 
+from exactlyonce.checkpoint.block_storage import Scanned
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
@@ -15,7 +16,6 @@ from exactlyonce.checkpoint.records.manifest import SAVEPOINT, BlockRef, Finaliz
 from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import FindReferences, Procedure, ScanBlocks
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.store.storage import Scanned
 
 OLD, NEW = "s3://old", "s3://new"
 AWAY, GONE = "it is away", "a block is gone"

@@ -87,7 +87,7 @@ job restart=none
 running
 savepoint a -> trigger 1 on 0 savepoint
 5000 tick | count is slow
--> note checkpoint 1 ... count is slow; aborted. A savepoint holds all state, ... raise timeout (--checkpoint-timeout)
+-> note checkpoint 1 ... count is slow; aborted. A... raise checkpoint_timeout (--checkpoint-timeout)
 -> restart 1 after 0: checkpoint 1 was not acknowledged within 5000 ms: count is slow
 
 # A late savepoint with a stop is no failure either.

@@ -14,18 +14,18 @@ from exactlyonce.pipeline.errors import ConfigError
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("mode", "at_most_once", "mode is at_most_once: choose one of exactly_once, at_least_once"),
-        ("retention", "keep", "retention is keep: choose one of retain_on_cancellation, delete_on_cancellation"),
-        ("aligned_timeout_ms", -1, "aligned_timeout (--aligned-timeout) is -1 ms"),
-        ("interval_ms", 9, "interval (--checkpoint-interval) is 9 ms"),
-        ("timeout_ms", 0, "timeout (--checkpoint-timeout) is 0 ms"),
-        ("deploy_timeout_ms", 0, "deploy_timeout (--deploy-timeout) is 0 ms: it must be at least 1"),
+        ("mode", "at_most_once", "mode is 'at_most_once': choose one of exactly_once, at_least_once"),
+        ("retention", "keep", "retention is 'keep': choose one of retain_on_cancellation, delete_on_cancellation"),
+        ("aligned_timeout_ms", -1, "aligned_timeout (--aligned-timeout) is -1ms"),
+        ("interval_ms", 9, "checkpoint_interval (--checkpoint-interval) is 9ms"),
+        ("timeout_ms", 0, "checkpoint_timeout (--checkpoint-timeout) is 0s"),
+        ("deploy_timeout_ms", 0, "deploy_timeout (--deploy-timeout) is 0s: it must be at least 1ms"),
         ("max_concurrent", 0, "max_concurrent (--max-concurrent) is 0:"),
         ("num_retained", 0, "num_retained (--num-retained) is 0:"),
-        ("min_pause_ms", -1, "min_pause (--min-pause) is -1 ms"),
+        ("min_pause_ms", -1, "min_pause (--min-pause) is -1ms"),
         ("tolerable_failed", -1, "tolerable_failed (--tolerable-failed) is -1:"),
-        ("restart_budget_ms", -1, "restart_budget (--restart-budget) is -1 ms"),
-        ("transaction_timeout_ms", -1, "transaction_timeout (--transaction-timeout) is -1 ms: it must not be negative"),
+        ("restart_budget_ms", -1, "restart_budget (--restart-budget) is -1ms"),
+        ("transaction_timeout_ms", -1, "transaction_timeout (--transaction-timeout) is -1ms: it must be at least 0s"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(name: str, value: Any, said: str) -> None:

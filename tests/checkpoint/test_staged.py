@@ -13,6 +13,7 @@ from exactlyonce.checkpoint.commits.of_stores import (
     ForeignLedger,
     LedgerBehind,
     StagedCommits,
+    StagingSink,
     UnderWay,
     in_order,
     ledger_after,
@@ -42,15 +43,15 @@ class Store:
     """Answers what is asked of stores; `fail` is raised first, as often as there is something in it; what takes so
     long, in `slow`, comes then."""
 
-    def __init__(self, ledger: dict[int, int] | None = None) -> None:
+    def __init__(self, ledger: dict[int, int] | None = None, *, at_once: bool = False) -> None:
         self.clock = SimulatedClock()
         self.ledger, self.fail, self.slow = ledger or {}, list[Exception](), list[UnderWay]()
         self.asked: list[Any] = []
         self.notes: list[str] = []
         self.beats = 0
         self.commits = StagedCommits(
-            clock=self.clock, descriptions={"db": "digest"}, ledgers={"db": "table kept of shop"},
-            timeout_ms=TIMEOUT_MS, note=self.notes.append, meanwhile=self._beat,
+            clock=self.clock, sinks={"db": StagingSink("digest", "table kept of shop", at_once)}, timeout_ms=TIMEOUT_MS,
+            note=self.notes.append, meanwhile=self._beat,
         )  # fmt: skip
         self.commits.begin(INCARNATION, (0, 0), ORIGIN)
 
@@ -84,14 +85,36 @@ Of = Callable[..., Manifest]
 
 def test_what_is_staged_is_committed_in_the_order_of_its_checkpoints(manifest: Of) -> None:
     before = {("db", 0): 2, ("db", 1): 3, ("old", 5): 1}
-    carried = in_order([staged(7), staged(6, subtask=1), staged(6)], before, {"db": "digest"})
+    carried = in_order([staged(7), staged(6, subtask=1), staged(6)], before, {"db": StagingSink("digest")})
     assert {each.description for each in carried} == {"digest"}
     assert [(each.subtask, each.checkpoint, each.previous) for each in carried] == [(0, 6, 2), (1, 6, 3), (0, 7, 6)]
     assert ledger_after(carried, before) == (("db", 0, 7), ("db", 1, 6), ("old", 5, 1)), "nothing is forgotten"
     store = Store()
     fates = store.commit(manifest(7, staged=carried))
-    assert [each.committable for each in store.asked] == list(carried)
+    assert [each.committables for each in store.asked] == [(committable,) for committable in carried]
     assert fates == {"db:0:6": "committed", "db:1:6": "committed", "db:0:7": "committed"}
+
+
+def test_a_store_that_commits_at_once_gets_all_of_a_checkpoint(manifest: Of) -> None:
+    """Oldest first, in one request, which fails or is given up as a whole; other sinks keep their own requests."""
+    store = Store(at_once=True)
+    carried = in_order([staged(7), staged(6, subtask=1), staged(6), staged(7, sink="files")], {}, store.commits.sinks)
+    of_table = tuple(committable for committable in carried if committable.sink == "db")
+    assert [(committable.checkpoint, committable.subtask) for committable in of_table] == [(6, 0), (6, 1), (7, 0)]
+    fates = store.commit(manifest(7, staged=carried))
+    assert [request.committables for request in store.asked] == [of_table, (carried[-1],)]
+    assert set(fates) == {committable.name for committable in carried}
+    store.fail = [StoreError("no such column.")]
+    with pytest.raises(Halt, match=r"sink 'db' refuses its 9 records of subtasks 0, 1: no such column"):
+        store.commit(manifest(7, staged=carried))
+    store.fail, store.asked = [StoreError("no such column.")], []
+    fates = store.commit(manifest(7, staged=carried), accept_loss=True)
+    assert [sum(committable.records for committable in request.committables) for request in store.asked] == [9, 0, 3]
+    assert [fates[committable.name] for committable in of_table] == ["loss accepted"] * 3
+    assert fates["files:0:7"] == "committed"
+    store.fail = [LedgerBehind(5)]
+    with pytest.raises(Halt, match="has checkpoint 5 for subtasks 0, 1, but checkpoint 6 was committed"):
+        store.commit(manifest(7, staged=carried))
 
 
 def test_a_store_that_is_away_is_waited_for(manifest: Of) -> None:
@@ -173,7 +196,7 @@ def test_an_answer_ends_a_row_of_failures(manifest: Of) -> None:
     both = (staged(1), staged(1, subtask=1))
 
     def away(request: ask.Request) -> Any:
-        if isinstance(request, ask.CommitStaged) and (left := outcomes[request.committable.subtask]):
+        if isinstance(request, ask.CommitStaged) and (left := outcomes[request.committables[0].subtask]):
             store.clock.advance(500)
             raise left.pop()
         return store(request)
@@ -190,7 +213,7 @@ def test_what_a_store_refuses_halts_with_choices(manifest: Of) -> None:
         store.commit(manifest(9, staged=(staged(9),)))
     store.fail, store.asked = [StoreError("value too long.")], []
     assert store.commit(manifest(9, staged=(staged(9),)), accept_loss=True) == {"db:0:9": "loss accepted"}
-    assert [each.committable.records for each in store.asked] == [3, 0]
+    assert [each.committables[0].records for each in store.asked] == [3, 0]
     assert store.notes == [
         "checkpoint 9: all 3 records of subtask 0 of sink 'db' are given up, not only those that could not be written: "
         "value too long."
@@ -207,7 +230,7 @@ def test_rows_that_are_damaged_halt_with_choices(manifest: Of) -> None:
     both = (staged(9), staged(9, subtask=1))
     fates = {"db:0:9": "loss accepted", "db:1:9": "committed"}
     assert store.commit(manifest(9, staged=both), accept_loss=True) == fates
-    assert [each.committable.records for each in store.asked] == [3, 0, 3]
+    assert [each.committables[0].records for each in store.asked] == [3, 0, 3]
 
 
 ANSWERS = {
@@ -265,7 +288,7 @@ def test_a_ledger_of_another_checkpoint_topic_halts(manifest: Of) -> None:
 def test_what_nobody_committed_goes() -> None:
     store = Store()
     store.fail = [StoreUnavailable("no answer.")]
-    store.commits.descriptions = {"db": "digest", "files": "digest"}
+    store.commits.sinks = {name: StagingSink("digest") for name in ("db", "files")}
     store.commits.begin_attempt(2)
     drive(store.commits.clean(), store)
     assert store.asked == [*[ask.CleanStore("db", 4, 2)] * 2, ask.CleanStore("files", 4, 2)]

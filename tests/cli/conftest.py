@@ -29,15 +29,15 @@ from exactlyonce.checkpoint.records import history
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.cli.asking import living_run
 from exactlyonce.cli.commands import run
 from exactlyonce.cli.main import main, parser
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.engines.asking import living_run
 from exactlyonce.engines.configuration import options_from
 from exactlyonce.engines.local.reporting import JsonReporter
 from exactlyonce.engines.local.run import Stopper, run_loaded
@@ -190,7 +190,7 @@ class Running:
     def __init__(self, folder: Path, *options: str) -> None:
         forget_modules(folder)
         line = ["run", "orders:pipeline", "--checkpoint-interval", "100ms", *inline(options)]
-        self._options = options_from(run.settings(parser().parse_args(line)))
+        self._options = options_from(run.settings_given(parser().parse_args(line)))
         self._loaded, self._stopper, self._told = load("orders:pipeline"), Stopper(), io.StringIO()
         self._code: int | None = None
         self._thread = threading.Thread(target=self._run, name="running", daemon=True)

@@ -22,7 +22,7 @@ def test_every_option_reaches_the_engine() -> None:
         "--restart fixed_delay:attempts=3,delay=1s --kafka linger.ms=5 --kafka client.id=a=b"
     )
     args = parser().parse_args(line.split())
-    options = options_from(run.settings(args))
+    options = options_from(run.settings_given(args))
     assert (args.pipeline, dict(args.param)) == ("orders:make", {"region": "eu", "year": "2013"})
     assert dict(options.client.settings) == {"bootstrap.servers": "h:9092", "linger.ms": "5", "client.id": "a=b"}
     assert (options.parallelism, options.until, options.accept_loss, options.inline) == (2, "latest", 12, False)
@@ -50,7 +50,7 @@ def test_every_option_of_a_command_on_spark_reaches_the_engine(command: str) -> 
 
 def test_defaults_are_the_engines() -> None:
     args = parser().parse_args(["run", "orders:pipeline", "--bootstrap-servers", "h:1"])
-    assert options_from(run.settings(args)) == options_from({"bootstrap_servers": "h:1"})
+    assert options_from(run.settings_given(args)) == options_from({"bootstrap_servers": "h:1"})
 
 
 def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_what_is_given_wins_over_the_file(tmp_path: Path) -> None:
         '[kafka]\n"bootstrap.servers" = "file:1"\n"linger.ms" = 5\n"client.id" = 1\n'
     )
     line = ["run", "o:p", "--config", str(tmp_path / "c.toml"), "--parallelism", "2", "--kafka", "linger.ms=7"]
-    options = options_from(run.settings(parser().parse_args(line)))
+    options = options_from(run.settings_given(parser().parse_args(line)))
     assert (options.parallelism, options.until) == (2, "latest")
     assert dict(options.client.settings) == {"bootstrap.servers": "file:1", "linger.ms": "7", "client.id": "1"}
 

@@ -10,10 +10,11 @@ import pytest
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest
-from exactlyonce.checkpoint.store.mailbox import Asked
-from exactlyonce.cli import asking
-from exactlyonce.cli.asking import NotAnswered, cancelled_since, ended_behind
+from exactlyonce.cli.text import to_stderr
+from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Asked
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines import asking
+from exactlyonce.engines.asking import NotAnswered, cancelled_since, ended_behind
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from tests.cli.conftest import manifest
 
@@ -92,13 +93,16 @@ class _Deaf:
 CONFIG, LIVING = ClientConfig({"bootstrap.servers": "h:1"}), msgspec.structs.replace(ENDED, ended=False)
 PENDING: dict[str, tuple[Callable[[], object], str]] = {
     "savepoint": (
-        lambda: asking.savepoint(CONFIG, "p", LIVING, 0, stop=False),
+        lambda: asking.savepoint(CONFIG, "p", LIVING, 0, stop=False, note=to_stderr),
         "p was asked for a savepoint, and may still take it. `exactlyonce savepoints list p` shows whether it has; a "
         "savepoint is kept until `exactlyonce savepoints delete p N`.",
     ),
-    "stop": (lambda: asking.savepoint(CONFIG, "p", LIVING, 0, stop=True), "may still take it, and end behind it."),
+    "stop": (
+        lambda: asking.savepoint(CONFIG, "p", LIVING, 0, stop=True, note=to_stderr),
+        "may still take it, and end behind it.",
+    ),
     "delete": (
-        lambda: asking.delete(CONFIG, "p", 41, 0),
+        lambda: asking.delete(CONFIG, "p", 41, 0, to_stderr),
         "p was asked to delete savepoint 41, and may still do so: `exactlyonce savepoints list p` shows whether",
     ),
 }
@@ -126,4 +130,4 @@ def test_a_silent_run_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for newest, said in ((LIVING, "The run, which is silent, has not done"), (ENDED, "The run of p has ended")):
         monkeypatch.setattr(asking, "read_history", lambda *args, newest=newest: history(newest, SAVEPOINT))
         with pytest.raises(NotAnswered, match=said):
-            asking.delete(CONFIG, "p", 41, 0)
+            asking.delete(CONFIG, "p", 41, 0, to_stderr)

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.requests import drive
-from exactlyonce.checkpoint.store.log_reader import read_topic
-from exactlyonce.checkpoint.store.mailbox import Mailbox
-from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.cli import asking
-from exactlyonce.cli.leading import leading
+from exactlyonce.checkpoint.transactions.last_look import last_look
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Mailbox
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines import asking
 from exactlyonce.engines.erasing import erase
+from exactlyonce.engines.short_incarnation import connected
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, files, wait_until
 
@@ -89,7 +89,7 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]
         assert run.wait() == 0
         if options:
             wait_until((tmp_path / "fired" / "erasing-topic").exists)
-        found = other.submit(asking.cancel, orders.config, topic, seen, living, LIMIT_S * 1000)
+        found = other.submit(asking.cancel, orders.config, topic, seen, living, LIMIT_S * 1000, print)
         if options:
             with pytest.raises(TimeoutError):
                 found.result(5)
@@ -110,7 +110,7 @@ def condemned(orders: Orders) -> tuple[TopicInfo, History]:
     """A run was cancelled, and nobody has begun to delete its checkpoints."""
     with orders.running(*DELETING) as run:
         topic, seen, living = living_run(orders)
-        found = asking.cancel(orders.config, topic, seen, living, LIMIT_S * 1000)
+        found = asking.cancel(orders.config, topic, seen, living, LIMIT_S * 1000, print)
         assert run.wait() == 0
     assert found.condemned
     return topic, found
@@ -121,11 +121,11 @@ def test_a_run_that_begins_while_all_is_deleted(orders: Orders, monkeypatch: pyt
     topic, found = condemned(orders)
     begun: list[Callable[[], Outcome]] = []
 
-    def slow(*arguments: Any) -> DecisionLog:
+    def slow(*arguments: Any) -> Procedure[History]:
         begun.append(orders.begun_elsewhere())
-        return DecisionLog(*arguments)
+        return last_look(*arguments)
 
-    monkeypatch.setattr(erase, "DecisionLog", slow)
+    monkeypatch.setattr(erase, "last_look", slow)
     erase.erase_condemned(orders.config, topic, found, print)
     assert begun[0]() is Outcome.DONE, "it was not fenced"
 
@@ -212,9 +212,9 @@ def test_who_is_not_asked(orders: Orders) -> None:
     before = orders.history().incarnations
     orders.command.refused("does not run", "cancel", orders.name)
     assert orders.history().incarnations == before
-    with leading(orders.config, orders.name, None, print) as (leader, perform, _):
-        drive(leader.log.open(), perform)
-        drive(leader.log.begin("other-host", 17, bounded=True), perform)
+    with connected(orders.config, orders.name, None, print) as connections:
+        connections.drive(connections.log.open())
+        connections.drive(connections.log.begin("other-host", 17, bounded=True))
         for command in ("cancel", "savepoint"):
             orders.command.refused("process 17 on other-host, a bounded command, which takes no", command, orders.name)
 

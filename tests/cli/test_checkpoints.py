@@ -11,9 +11,10 @@ import pytest
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
-from exactlyonce.cli.commands.checkpoints import ListedCheckpoint, as_json, as_text
+from exactlyonce.cli.commands.checkpoints import as_json, as_text
 from exactlyonce.engines.spark.sink.position import Position
 from exactlyonce.engines.spark.sink.tally import Tally
+from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView
 from tests.cli.conftest import Orders
 from tests.cli.conftest import manifest as manifest_of
 
@@ -50,7 +51,7 @@ def history() -> History:
 
 
 def test_text(history: History) -> None:
-    head, incarnation, blank, header, *lines = as_text(history, "h:9092", 80)
+    head, incarnation, blank, header, *lines = as_text(CheckpointsView(history), "h:9092", 80)
     assert head == "p at h:9092: 2 checkpoints"
     assert incarnation.startswith("incarnation 3: process 4212 on box, last seen 1970-01-01")
     assert blank == ""
@@ -79,7 +80,7 @@ def test_a_sink_of_spark_is_called_one() -> None:
     taken = manifest(8, kind="spark")
     found.admit(INCARNATION)
     found.admit(msgspec.structs.replace(taken, pipeline="large-orders", offsets=position.offsets()))
-    head, _, _, _, line, *details = as_text(found, "h:9092", 80)
+    head, _, _, _, line, *details = as_text(CheckpointsView(found), "h:9092", 80)
     assert head == "large-orders, a sink of Spark, at h:9092: 1 checkpoint"
     assert line.split()[:3] == ["8", "spark", "decided"]
     assert [" ".join(each.split()) for each in details] == [
@@ -89,21 +90,22 @@ def test_a_sink_of_spark_is_called_one() -> None:
 
 def test_damage_is_shown(history: History) -> None:
     history.damaged["manifest/40"] = "it is finalized, but its manifest is gone"
-    assert "damaged: manifest/40: it is finalized, but its manifest is gone" in list(as_text(history, "h:9092", 80))
-    assert as_json(history)["damaged"] == history.damaged
+    lines = list(as_text(CheckpointsView(history), "h:9092", 80))
+    assert "damaged: manifest/40: it is finalized, but its manifest is gone" in lines
+    assert as_json(CheckpointsView(history))["damaged"] == history.damaged
 
 
 def test_a_damaged_checkpoint_is_shown(history: History) -> None:
-    lines = list(as_text(history, "h:9092", 200, {41: "Block b is gone."}))
+    lines = list(as_text(CheckpointsView(history, {41: "Block b is gone."}), "h:9092", 200))
     assert any(line.split()[:3] == ["41", "checkpoint", "damaged"] for line in lines)
     assert any(line.split() == ["damage", "Block", "b", "is", "gone."] for line in lines)
-    first, second = as_json(history, {41: "Block b is gone."})["checkpoints"]
+    first, second = as_json(CheckpointsView(history, {41: "Block b is gone."}))["checkpoints"]
     assert (first["state"], first["damage"]) == ("damaged", "Block b is gone.")
     assert (second["state"], second["damage"]) == ("decided", None)
 
 
 def test_json(history: History) -> None:
-    found = json.loads(msgspec.json.encode(as_json(history)))
+    found = json.loads(msgspec.json.encode(as_json(CheckpointsView(history))))
     assert (found["pipeline"], found["newest_incarnation"]["process"]) == ("p", 4212)
     first, second = found["checkpoints"]
     assert (first["checkpoint"], first["state"], first["finalized_at_ms"]) == (41, "finalized", 1_000_200)
@@ -119,13 +121,13 @@ def test_json(history: History) -> None:
 def test_none_yet() -> None:
     found = History("p")
     found.admit(INCARNATION)
-    head, incarnation = as_text(found, "h:9092", 80)
+    head, incarnation = as_text(CheckpointsView(found), "h:9092", 80)
     assert (head, incarnation[:13]) == ("p at h:9092: 0 checkpoints", "incarnation 3")
 
 
 def test_a_duration_is_never_negative() -> None:
     odd = msgspec.structs.replace(manifest(43), completed_at_ms=5)
-    assert ListedCheckpoint(odd, None).as_json()["duration_ms"] == 0
+    assert CheckpointView(odd, None).duration_ms == 0
 
 
 @pytest.mark.broker

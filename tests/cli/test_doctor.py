@@ -10,34 +10,34 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Producer
 
+from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned
 from exactlyonce.checkpoint.records.encoding import BlockKey
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, SourceOffset
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.store.storage import DamagedBlock, Scanned
-from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction, ProducerState, TransactionState
-from exactlyonce.cli import traces as traces_module
-from exactlyonce.cli.doctor import blocks as doctor_blocks
-from exactlyonce.cli.doctor import examination
-from exactlyonce.cli.doctor import readers as doctor_readers
-from exactlyonce.cli.doctor import stores as doctor_stores
-from exactlyonce.cli.doctor.examination import examine, topic_facts, traces_of
-from exactlyonce.cli.doctor.findings import NOTE, PROBLEM, Diagnosis, Findings
-from exactlyonce.cli.doctor.inputs import check_inputs
-from exactlyonce.cli.doctor.questions import Questions, TopicFacts
-from exactlyonce.cli.doctor.readers import ReadersCheck
-from exactlyonce.cli.doctor.rights import RightsCheck
-from exactlyonce.cli.transactions.staged_output import StagedOutput
-from exactlyonce.cli.transactions.waiting import WaitingOutput
-from exactlyonce.cli.unclaimed_blocks import BlockSurvey
+from exactlyonce.cli.commands.doctor import as_text
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines import traces as traces_module
 from exactlyonce.engines.blocks import block_storage, references
+from exactlyonce.engines.ending.waiting import StagedOutput, WaitingOutput
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable
 from exactlyonce.sinks.committer import StoreView
 from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.views.doctor import blocks as doctor_blocks
+from exactlyonce.views.doctor import examination
+from exactlyonce.views.doctor import readers as doctor_readers
+from exactlyonce.views.doctor import stores as doctor_stores
+from exactlyonce.views.doctor.examination import examine, topic_facts, traces_of
+from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Diagnosis, Findings
+from exactlyonce.views.doctor.inputs import check_inputs
+from exactlyonce.views.doctor.questions import Questions, TopicFacts
+from exactlyonce.views.doctor.readers import ReadersCheck
+from exactlyonce.views.doctor.rights import RightsCheck
+from exactlyonce.views.unclaimed_blocks import BlockSurvey
 from tests.cli.conftest import Orders, wait_until
 
 SILENT_MS = 2 * LIMIT_S * 1000
@@ -324,7 +324,7 @@ def test_what_could_not_be_looked_at() -> None:
     found.not_checked("bytes", "by --deep alone")
     assert found.unchecked == [("rights", "gone", True), ("bytes", "by --deep alone", False)]
     assert found.checked == ["settings"]
-    assert list(found.as_text(80))[1:] == ["not checked  bytes: by --deep alone", "failed       rights: gone"]
+    assert list(as_text(found, 80))[1:] == ["not checked  bytes: by --deep alone", "failed       rights: gone"]
     assert found.failed == 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines.blocks import Storages, references
 from tests.cli.conftest import Orders, by_customer, files
 

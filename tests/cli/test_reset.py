@@ -15,10 +15,11 @@ from confluent_kafka import ConsumerGroupTopicPartitions, Producer, TopicPartiti
 from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.records.history import SILENCE_MS, History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation
-from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
-from exactlyonce.cli.traces import Traces
+from exactlyonce.cli.commands.reset import going
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.traces import Traces
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Ended, Orders, manifest, wait_until
 
@@ -57,12 +58,12 @@ def test_signs_of_life() -> None:
 
 def test_what_goes() -> None:
     listed = (ListedTransaction("eo:p:out:0:1.0:0", 1, "Ongoing"), ListedTransaction("eo:p:out:0:1.0:1", 2, "Empty"))
-    going = dict(Traces("p", "p.checkpoints", history("final", heartbeat_ms=0, finalized=False), "", listed).going())
-    assert going["checkpoints"] == "1, and all state: topic p.checkpoints"
-    assert dict(traces(History("p")).going())["checkpoints"] == "none, and all state: topic p.checkpoints"
-    assert dict(traces(None).going())["checkpoints"] == "unreadable ones: topic p.checkpoints"
-    assert going["transactions"] == "1 open, which is aborted; 2 ids fenced, so that no older process can write"
-    assert going[""] == "Checkpoint 1 is decided, but its output may not be visible yet: a run would finish it."
+    shown = dict(going(Traces("p", "p.checkpoints", history("final", heartbeat_ms=0, finalized=False), "", listed)))
+    assert shown["checkpoints"] == "1, and all state: topic p.checkpoints"
+    assert dict(going(traces(History("p"))))["checkpoints"] == "none, and all state: topic p.checkpoints"
+    assert dict(going(traces(None)))["checkpoints"] == "unreadable ones: topic p.checkpoints"
+    assert shown["transactions"] == "1 open, which is aborted; 2 ids fenced, so that no older process can write"
+    assert shown[""] == "Checkpoint 1 is decided, but its output may not be visible yet: a run would finish it."
 
 
 def group_offsets(orders: Orders, topic: str) -> list[int]:

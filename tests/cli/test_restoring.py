@@ -19,7 +19,7 @@ from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.engines import performer
 from exactlyonce.engines.configuration import options_from
-from exactlyonce.engines.leader import PipelineLeader
+from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import ConfigError
@@ -37,11 +37,11 @@ def exported(orders: Orders, tmp_path: Path) -> str:
     return url
 
 
-def leader_of(orders: Orders, **options: Any) -> PipelineLeader:
+def connections_of(orders: Orders, **options: Any) -> PipelineConnections:
     loaded = load("orders:pipeline")
     given = options_from({"bootstrap_servers": orders.kafka.bootstrap_servers, **options})
     physical = plan(loaded.pipeline.build(), 1)
-    return PipelineLeader(physical, given, lambda _: None, lambda *_, **__: None, loaded.reference)
+    return PipelineConnections(physical, given, lambda _: None, lambda *_, **__: None, loaded.reference)
 
 
 @pytest.mark.exhaustive
@@ -115,8 +115,8 @@ def test_a_restore_that_lasts_shows_that_it_goes_on(
     monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.05)
     monkeypatch.setattr(DecisionLog, "heartbeat", beat)
     monkeypatch.setattr(Restoring, "write", lasting)
-    with closing(leader_of(orders, from_savepoint=url)) as leading:
-        restored = leading.recover()
+    with closing(connections_of(orders, from_savepoint=url)) as connections:
+        restored = connections.recover()
     assert (restored.kind, restored.checkpoint) == ("restored", 0)
     assert orders.states() == by_customer(100)
 
@@ -185,14 +185,14 @@ def test_a_checkpoint_that_is_taken_right_before_the_fence(
         orders.ran()
         return begin(leader)
 
-    leading = leader_of(orders, from_savepoint=str(number), rewind=rewind)
+    connections = connections_of(orders, from_savepoint=str(number), rewind=rewind)
     monkeypatch.setattr(Leader, "begin", slow)
-    with closing(leading):
+    with closing(connections):
         if rewind:
-            assert leading.recover().kind == "restored"
+            assert connections.recover().kind == "restored"
         else:
             with pytest.raises(ConfigError, match=r"has taken over.*is not the newest checkpoint"):
-                leading.recover()
+                connections.recover()
     assert orders.newest().checkpoint > number + rewind
     if not rewind:
         assert orders.incarnation().ended

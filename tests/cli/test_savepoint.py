@@ -15,12 +15,14 @@ import pytest
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, OperatorSnapshot, SourceOffset
-from exactlyonce.cli import asking
 from exactlyonce.cli.commands import savepoint
 from exactlyonce.cli.commands.savepoint import _newest
 from exactlyonce.cli.commands.savepoints import as_text
 from exactlyonce.cli.lines import new_namespace
 from exactlyonce.cli.main import parser
+from exactlyonce.connectors.kafka.checkpoint_topic import log_reader
+from exactlyonce.engines import asking
+from exactlyonce.engines.savepoints import retained
 from exactlyonce.pipeline.errors import ConfigError
 from tests.cli.conftest import manifest
 
@@ -66,14 +68,14 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
             (asking, "savepoint"): lambda *args, **options: taken,
             (asking, "delete"): delete or Mock(),
             (savepoint, "client"): lambda args: SimpleNamespace(confluent=dict),
-            (savepoint, "_contents"): lambda config, manifest: nullcontext(),
+            (retained, "opened"): lambda config, manifest: nullcontext(),
         }
         for (module, name), answer in answers.items():
             monkeypatch.setattr(module, name, answer)
         exported = "exactlyonce.engines.savepoints.exported"
         monkeypatch.setattr(f"{exported}.require_place", lambda url: None)
         monkeypatch.setattr(f"{exported}.export", export or (lambda contents, url: f"{url}/totals-1-1f2e3d4c"))
-        monkeypatch.setattr("exactlyonce.checkpoint.store.log_reader.read_history", lambda *args: history(finalized=1))
+        monkeypatch.setattr(log_reader, "read_history", lambda *args: history(finalized=1))
         return taken
 
     return prepared
@@ -134,7 +136,7 @@ def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     """Else a savepoint would be taken, and stay, at each try; a place that takes one is left as it was."""
     monkeypatch.setattr(savepoint, "client", lambda args: SimpleNamespace(confluent=dict))
     reached = RuntimeError("the run is looked for")
-    monkeypatch.setattr("exactlyonce.checkpoint.store.log_reader.read_history", Mock(side_effect=reached))
+    monkeypatch.setattr(log_reader, "read_history", Mock(side_effect=reached))
     with pytest.raises(ConfigError, match="make the folder, or mount it"):
         savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}/none"]))
     with pytest.raises(RuntimeError, match="looked for"):

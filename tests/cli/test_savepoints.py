@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.store.files.local import LocalFolder
-from exactlyonce.checkpoint.store.mailbox import SAVEPOINT, Asked, Mailbox
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.cli import asking, deleting
-from exactlyonce.engines.savepoints import exported
+from exactlyonce.connectors.blocks.local import LocalFolder
+from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import SAVEPOINT, Asked, Mailbox
+from exactlyonce.engines import asking
+from exactlyonce.engines.savepoints import deleting, exported
 from exactlyonce.pipeline.errors import Fenced, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, wait_until
@@ -95,10 +95,10 @@ def test_two_who_ask_for_the_end(orders: Orders) -> None:
         assert living is not None
         last = orders.taken("--stop")
         assert run.wait() == 0
-    found = asking.savepoint(orders.config, orders.name, living, LIMIT_S * 1000, stop=True)
+    found = asking.savepoint(orders.config, orders.name, living, LIMIT_S * 1000, stop=True, note=print)
     assert (found.checkpoint, found.kind) == (last, "savepoint")
     with pytest.raises(asking.NotAnswered, match=rf"Its last checkpoint is {last}, a savepoint, which is kept"):
-        asking.savepoint(orders.config, orders.name, living, LIMIT_S * 1000, stop=False)
+        asking.savepoint(orders.config, orders.name, living, LIMIT_S * 1000, stop=False, note=print)
 
 
 @pytest.mark.exhaustive
@@ -217,7 +217,8 @@ def test_a_coordinator_that_is_killed_meanwhile(orders: Orders, tmp_path: Path, 
         living = asking.living_run(orders.history())
         assert living is not None
         # Asked in this process, where a silent run does not count as dead.
-        asked = asker.submit(asking.savepoint, orders.config, orders.name, living, LIMIT_S * 1000, stop=True)
+        asking_for = orders.config, orders.name, living, LIMIT_S * 1000
+        asked = asker.submit(asking.savepoint, *asking_for, stop=True, note=print)
         wait_until(lambda: (tmp_path / "fired" / place).exists(), lambda: killed.poll() is None)
         killed.kill()
         killed.communicate(timeout=LIMIT_S)

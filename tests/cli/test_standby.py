@@ -10,7 +10,7 @@ import pytest
 
 from exactlyonce.checkpoint import succession
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.engines.local import standby
+from exactlyonce.engines.local import run
 from exactlyonce.pipeline.errors import Fenced
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, Running, wait_until
@@ -62,7 +62,7 @@ def test_a_standby_takes_over_at_once_from_a_run_that_has_ended(orders: Orders) 
 
 def test_a_standby_takes_over_from_a_run_that_is_silent(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(succession, "SILENCE_MS", 300)
-    monkeypatch.setattr(standby, "LOOK_PAUSE_MS", 50)
+    monkeypatch.setattr(run, "LOOK_PAUSE_MS", 50)
     orders.ran()
     leader = orders.begun_elsewhere()
     with orders.running("--standby", until=LEADS) as waiting:

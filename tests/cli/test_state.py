@@ -17,6 +17,7 @@ from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.schema import describe
 from exactlyonce.state.index import IndexHead
 from exactlyonce.state.state_type import StateType
+from exactlyonce.views.state import OperatorView, key_views
 from tests.cli.conftest import Orders, by_customer
 
 
@@ -60,8 +61,9 @@ def test_dicts_by_tuples() -> None:
     schema = describe(dict[tuple[str, int], list[int]])
     entry = KeptEntry(3, canonical_key("shop"), msgspec.msgpack.encode({("ann", 1): [4], ("bob", 2): []}), 1)
     head = IndexHead("totals", 41, 128, schema)
-    assert row(entry, head) == ("3", '"shop"', r'{"[\"ann\",1]":[4],"[\"bob\",2]":[]}')
-    (line,) = lines(41, "totals", head, [entry])
+    (key,) = key_views(head, [entry])
+    assert row(key) == ("3", '"shop"', r'{"[\"ann\",1]":[4],"[\"bob\",2]":[]}')
+    (line,) = lines(OperatorView("totals", 41, 2, 100, schema), [key])
     assert json.loads(line)["state"] == {'["ann",1]': [4], '["bob",2]': []}
 
 
@@ -69,12 +71,15 @@ def test_states_of_an_older_version() -> None:
     """What was written before the version was raised, and has not changed since, is shown as it was written, with its
     version: today's schema says nothing of it."""
     head = IndexHead("totals", 41, 128, describe(Pair), version=2)
-    old, new = (KeptEntry(3, canonical_key("shop"), canonical_key([7, 8]), version) for version in (1, 2))
-    assert [row(each, head)[2] for each in (old, new)] == ["[7,8]", '{"first":7,"second":8}']
-    assert [each.split()[-1] for each in table([old, new], head)] == ["version", "1", "2"]
-    assert table([new], head)[0].split() == ["group", "key", "state"]
+    entries = (KeptEntry(3, canonical_key("shop"), canonical_key([7, 8]), version) for version in (1, 2))
+    old, new = key_views(head, entries)
+    operator = OperatorView("totals", 41, 2, 100, head.schema, version=2)
+    assert [row(each)[2] for each in (old, new)] == ["[7,8]", '{"first":7,"second":8}']
+    assert [each.split()[-1] for each in table([old, new], operator)] == ["version", "1", "2"]
+    assert table([new], operator)[0].split() == ["group", "key", "state"]
     head = IndexHead("totals", 41, 128, describe(tuple[int, int, int]), version=2)
-    (line,) = lines(41, "totals", head, [old])
+    older = KeptEntry(3, canonical_key("shop"), canonical_key([7, 8]), 1)
+    (line,) = lines(operator, key_views(head, [older]))
     assert (json.loads(line)["state"], json.loads(line)["version"]) == ([7, 8], 1)
 
 
@@ -83,7 +88,8 @@ def test_states_by_an_avro_schema() -> None:
     codec = AvroCodec(dict[str, int], schema)
     head = IndexHead("totals", 41, 128, StateType("totals", codec).schema)
     entry = KeptEntry(3, canonical_key("shop"), msgspec.msgpack.encode(codec.encode({"sum": 7})), 1)
-    assert row(entry, head)[2] == '{"sum":7}'
+    (key,) = key_views(head, [entry])
+    assert row(key)[2] == '{"sum":7}'
     assert type_text(head.schema) == "Total(sum: int) by Avro"
 
 

@@ -14,14 +14,13 @@ from confluent_kafka import Producer
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.requests import drive
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.cli import traces
-from exactlyonce.cli.traces import find
-from exactlyonce.cli.transactions import aborting, committing
-from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines import traces
+from exactlyonce.engines.connections import Connections
+from exactlyonce.engines.ending import aborting, committing
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.engines.traces import find
 from exactlyonce.pipeline.errors import ConfigError, Fenced
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, wait_until
@@ -66,11 +65,11 @@ def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytes
     found = find(orders.config, orders.name)
     settled = aborting._settled
 
-    def begun(log: DecisionLog, requests: LogRequests) -> History:
-        other = DecisionLog(orders.name, log.topic, SystemClock())
-        drive(other.open(), requests)
-        drive(other.begin("other-host", 1), requests)
-        return settled(log, requests)
+    def begun(connections: Connections) -> History:
+        other = DecisionLog(orders.name, connections.log.topic, SystemClock())
+        connections.drive(other.open())
+        connections.drive(other.begin("other-host", 1))
+        return settled(connections)
 
     with monkeypatch.context() as patched:
         patched.setattr(aborting, "_settled", begun)

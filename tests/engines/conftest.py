@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from exactlyonce.checkpoint.store.files.local import LocalFolder
-from exactlyonce.checkpoint.store.files.storage import FileStorage
+from exactlyonce.connectors.blocks.local import LocalFolder
+from exactlyonce.connectors.blocks.storage import FileStorage
 
 sys.path.insert(0, str(Path(__file__).parent))
 

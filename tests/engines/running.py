@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from waiting import until
 
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.store.log_reader import read_history
 from exactlyonce.cli.main import main
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, Committed, KafkaCluster
 
 HERE = Path(__file__).parent

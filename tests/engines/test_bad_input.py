@@ -19,8 +19,8 @@ from test_input_topics import delete
 from waiting import succeeds, until
 
 from exactlyonce.checkpoint.records.manifest import RecordPlace
-from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.cli.main import main
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.engines.local.workers import refuse_too_many
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import INTERRUPTED, ConfigError, TopicError

@@ -14,8 +14,8 @@ import pytest
 from running import Job, stop
 
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.files.names import name_of, reference
-from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.connectors.blocks.names import name_of, reference
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
 

@@ -12,12 +12,14 @@ from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter
-from exactlyonce.checkpoint.store.storage import Ticket
-from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines.blocks import BlockNames, references
-from exactlyonce.engines.wiring import table_of
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
+from exactlyonce.engines.blocks import references
+from exactlyonce.engines.plan import plan
+from exactlyonce.engines.runtime.assembler import Assembler
+from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.pipeline.keys import canonical_key, key_group
 from exactlyonce.sinks import KafkaSink
 from exactlyonce.state.backend import Table
@@ -69,9 +71,8 @@ class States:
         reader = CountingReader(self.config, self.topic)
         node = self.graph.node("totals")
         tables = [
-            table_of(
-                node, self.graph, parallelism, each, manifest, reader, touched[each], drops_fields=False,
-                backend=HashMapBackend(),
+            Assembler(plan(self.graph, parallelism), each, manifest, reader, HashMapBackend()).table(
+                node, touched[each]
             )
             for each in range(parallelism)
         ]  # fmt: skip
@@ -80,21 +81,14 @@ class States:
     def write(self, checkpoint: int, base: int, tables: Sequence[Table[Any]]) -> tuple[Manifest, set[BlockRef]]:
         writer, indexes, acknowledged = BlockWriter.connected(self.config, self.topic, 1, 0), [], set()
         for subtask, table in enumerate(tables):
-            names, snapshot = BlockNames(subtask), table.freeze(checkpoint, base)
-            blocks = [names.write(writer, checkpoint, "totals", block) for block in snapshot.encode() if block]
-            parts = [
-                names.write_index(writer, checkpoint, table.operator, part)
-                for part in snapshot.seal(_durable(writer, blocks))
-            ]
-            indexes.append(tuple(_durable(writer, parts)))
+            blocks = SubtaskBlocks(WorkerBlocks(writer), checkpoint, "totals", subtask)
+            snapshot = table.freeze(checkpoint, base)
+            refs = finish(blocks.state("totals", snapshot.encode()), lambda: writer.wait(LIMIT_S))
+            parts = blocks.index("totals", snapshot.seal(refs))
+            indexes.append(tuple(finish(blocks.durable(parts), lambda: writer.wait(LIMIT_S))))
             acknowledged |= {*indexes[-1], *snapshot.chain.refs}
         operator = OperatorSnapshot("totals", len(tables), 1, tuple(indexes))
         return self.manifest(checkpoint, (operator,)), acknowledged
-
-
-def _durable(writer: BlockWriter, tickets: list[Ticket]) -> list[BlockRef]:
-    writer.wait(LIMIT_S)
-    return [ticket.ref for ticket in tickets if ticket.ref is not None]
 
 
 def _states(tables: Iterable[Table[Any]]) -> dict[bytes, int]:

@@ -15,13 +15,15 @@ from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines import in_flight
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates, records_in
-from exactlyonce.engines.in_flight import InFlightFrame
-from exactlyonce.engines.local.channels import INBOX_BYTES_MAX, BarrierFrame, Channel, LocalChannel, SocketChannel
-from exactlyonce.engines.local.inputs import ChannelInput, RestoredChannel, RestoredInput
+from exactlyonce.engines.local.channels import INBOX_BYTES_MAX, Channel, LocalChannel, SocketChannel
+from exactlyonce.engines.local.inputs import ChannelInput, RestoredInput
 from exactlyonce.engines.local.pace import HURRIED_SLICE_S, OVERTAKING, slice_pace
-from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime.assembler import RestoredEdge
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates, records_in
+from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.keys import canonical_key, key_groups
 from exactlyonce.sinks import KafkaSink
@@ -74,19 +76,19 @@ def test_a_capture_has_what_is_taken_later_and_was_sent_before_the_barrier(local
     first = read.capture(7)
     second = read.capture(8)
     writer.send(frame(16, 1), 1)
-    writer.send_barrier(BarrierFrame(7, 6))
+    writer.send_signal(Barrier(7, 6))
     writer.send(frame(17, 1), 1)
     arrive()
     assert (first.whole, second.whole) == (True, False)
     assert numbers(first.frames()) == list(range(10, 17))
-    writer.send_barrier(BarrierFrame(8, 6))
+    writer.send_signal(Barrier(8, 6))
     writer.send(frame(18, 1), 1)
     arrive()
     assert second.whole
     assert numbers(second.frames()) == list(range(10, 18))
     later: list[Any] = []
     while (item := read.next(100)) is not None:
-        later += [item.checkpoint * 100] if isinstance(item, BarrierFrame) else [each.n for each in item.records]
+        later += [item.checkpoint * 100] if isinstance(item, Barrier) else [each.n for each in item.records]
     assert later == [*range(10, 17), 700, 17, 800, 18]
 
 
@@ -104,7 +106,7 @@ def test_a_reader_lets_come_what_there_is_until_the_barrier_and_no_more() -> Non
     large = bytes(INBOX_BYTES_MAX // 2)
     for _ in range(6):
         writer.send(large, 1)
-    writer.send_barrier(BarrierFrame(1, 0))
+    writer.send_signal(Barrier(1, 0))
     for _ in range(6):
         writer.send(large, 1)
     for _ in range(200):
@@ -125,14 +127,14 @@ def test_a_reader_lets_come_what_there_is_until_the_barrier_and_no_more() -> Non
         writer.flush()
         reader.fill()
         got.append(reader.receive())
-    assert [each for each in got if each is not None] == [large] * 6 + [BarrierFrame(1, 0)] + [large] * 6
+    assert [each for each in got if each is not None] == [large] * 6 + [Barrier(1, 0)] + [large] * 6
 
 
 def test_what_is_restored_is_handed_out_frame_by_frame_and_what_is_left_can_be_captured() -> None:
     pushed: list[str] = []
     edges = {
-        "a>b": RestoredChannel(CODEC, lambda _: pushed.append("b")),
-        "a>c": RestoredChannel(CODEC, lambda _: pushed.append("c")),
+        "a>b": RestoredEdge(CODEC, lambda _: pushed.append("b")),
+        "a>c": RestoredEdge(CODEC, lambda _: pushed.append("c")),
     }
     restored = RestoredInput(deque([InFlightFrame("a>b:2", frame(0, 5)), InFlightFrame("a>c:0", frame(5, 2))]), edges)
     assert [each.n for each in restored.next(3).records] == [0, 1, 2]

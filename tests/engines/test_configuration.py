@@ -9,22 +9,12 @@ import pytest
 
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.cli.commands.run import settings
+from exactlyonce.cli.commands.run import settings_given
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines.backends import HASHMAP, ROCKSDB, StateSettings, state_backend
-from exactlyonce.engines.configuration import (
-    _COUNTS,
-    _DURATIONS,
-    _FLAGS,
-    _RUN,
-    _SAVEPOINT,
-    _STATE,
-    _WORDS,
-    BOOTSTRAP_VARIABLE,
-    options_from,
-)
-from exactlyonce.engines.options import Restoration
+from exactlyonce.engines.backends import state_backend
+from exactlyonce.engines.configuration import BOOTSTRAP_VARIABLE, TABLES, options_from
+from exactlyonce.engines.options import HASHMAP, ROCKSDB, Restoration, StateSettings
 from exactlyonce.pipeline.durations import duration_ms
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.sinks import PrintSink
@@ -113,6 +103,7 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
     ("text", "mistake"),
     [
         ("[run]\nparallelism = 'two'", "parallelism is 'two': write a whole number"),
+        ("[run]\nparallelism = '2'", "parallelism is '2': write a whole number"),
         ("[run]\nparallelism = 2.5", "parallelism is 2.5: write a whole number"),
         ("[run]\nparallelism = true", "parallelism is True: write a whole number"),
         ("[run]\nparallelism = 0", "parallelism is 0: it must be at least 1"),
@@ -129,12 +120,12 @@ def test_a_file_that_pipelines_share(backend: str, tmp_path: Path) -> None:
         ),
         ("[run]\nmap = {a = 'b'}", "map is for a run that begins from a savepoint: add --from-savepoint"),
         ("[checkpoints]\n", "there is no table \\[checkpoints\\]"),
-        ("[checkpoint]\ninterval = 500", "interval \\(--checkpoint-interval\\) is 500: write a number with a unit"),
-        ("[checkpoint]\ninterval = '1ms'", "checkpoints need at least 10 ms"),
+        ("[checkpoint]\ninterval = 500", "checkpoint_interval .* is 500: write a number with a unit"),
+        ("[checkpoint]\ninterval = '1ms'", "checkpoint_interval .* is 1ms: it must be at least 10ms"),
         ("[checkpoint]\nnum_retained = 'many'", "num_retained \\(--num-retained\\) is 'many': write a whole number"),
         ("[state]\nbackend = 'disk'", "state_backend \\(--state-backend\\) is 'disk': choose one of hashmap, rocksdb"),
         ("[state]\nmemory = 'much'", "state_memory .* is 'much': write a number with a unit, as 64kb"),
-        ("[state]\nmemory = '10kb'", "is 10.0 kB: give it 1.0 MB at least"),
+        ("[state]\nmemory = '10kb'", "is 10kb: it must be at least 1mb"),
         ("[state]\nsize = 1", "\\[state\\] has no key 'size'. It has: backend, memory, folder"),
         ("[restart]\nstrategy = 'never'", "There is no restart strategy 'never'"),
         ("[restart]\nstrategy = 'none'\ndelay = '1s'", "not take all of: delay. It takes no options"),
@@ -154,6 +145,8 @@ def test_a_wrong_file_is_an_error_that_names_the_place(text: str, mistake: str, 
     [
         ({"restart": "none"}, "restart is 'none': write a dict, as {\"strategy\""),
         ({"kafka": "x"}, "has to be a dict"),
+        ({"parallelism": "2"}, "parallelism is '2': write a whole number"),
+        ({"inline": 1}, "inline is 1: write true or false"),
         ({"unaligned": "yes"}, "unaligned is 'yes': write true or false"),
         ({"interval": "1s"}, "no option 'interval'. Options are: .*checkpoint_interval.*log_level.*on_event"),
         ({"from_savepoint": 1, "map": "x"}, "map is 'x': write a name for each name"),
@@ -187,7 +180,7 @@ def test_keywords_are_called_as_on_the_command_line() -> None:
     durations = {"checkpoint_interval": "2s", "checkpoint_timeout": "3s", "min_pause": "1s", "restart_budget": "30s"}
     counts = {"max_concurrent": 2, "tolerable_failed": 4, "num_retained": 5}
     line = [f"--{name.replace('_', '-')}={value}" for name, value in {**durations, **counts}.items()]
-    on_the_line = settings(parser().parse_args(["run", "orders:pipeline", *line, "--transaction-timeout", "5m"]))
+    on_the_line = settings_given(parser().parse_args(["run", "orders:pipeline", *line, "--transaction-timeout", "5m"]))
     expected = CheckpointSettings(
         interval_ms=2_000, timeout_ms=3_000, min_pause_ms=1_000, max_concurrent=2, tolerable_failed=4,
         num_retained=5, restart_budget_ms=30_000, transaction_timeout_ms=300_000,
@@ -222,8 +215,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def directly(table: str, key: str) -> str:
-    prefixed = table == "checkpoint" and key in ("interval", "timeout", "storage")
-    return f"{table}_{key}" if prefixed or table == "state" else key
+    return TABLES[table][key].keyword
 
 
 def on_the_line(keywords: dict[str, Any]) -> list[str]:
@@ -250,17 +242,15 @@ def test_a_setting_is_the_same_wherever_it_is_given(table: str, key: str, tmp_pa
     content = {**needed, key: OTHERS[table][key]}
     given = {directly(table, name): value for name, value in content.items()}
     in_python = options_from(given)
-    assert options_from(settings(parser().parse_args(["run", "orders:pipeline", *on_the_line(given)]))) == in_python
+    args = parser().parse_args(["run", "orders:pipeline", *on_the_line(given)])
+    assert options_from(settings_given(args)) == in_python
     assert options_from({"config": written(tmp_path, in_a_file(table, content))}) == in_python
     assert options_from({directly(table, name): value for name, value in needed.items()}) != in_python
 
 
 def test_no_setting_of_a_file_is_left_out() -> None:
     """What is tried in the three places is all that a file may have, but for restarts and Kafka's own settings."""
-    checkpoint = {*_WORDS, *_FLAGS, *_DURATIONS, *_COUNTS}
-    assert {table: {*keys} for table, keys in OTHERS.items()} == {
-        "run": {*_RUN, *_SAVEPOINT}, "checkpoint": checkpoint, "state": {*_STATE}
-    }  # fmt: skip
+    assert {table: {*keys} for table, keys in OTHERS.items()} == {table: {*keys} for table, keys in TABLES.items()}
 
 
 @pytest.mark.parametrize(
@@ -281,7 +271,7 @@ def test_a_restart_strategy_is_the_same_wherever_it_is_given(
         "strategy", *(name if isinstance(value, int) else f"{name}_ms" for name, value in options.items())
     }  # fmt: skip
     line = ":".join([strategy, *([",".join(f"{name}={value}" for name, value in options.items())] if options else [])])
-    assert options_from(settings(parser().parse_args(["run", "orders:pipeline", "--restart", line]))) == in_python
+    assert options_from(settings_given(parser().parse_args(["run", "orders:pipeline", "--restart", line]))) == in_python
     assert options_from({"config": written(tmp_path, in_a_file("restart", content))}) == in_python
 
 
@@ -292,8 +282,8 @@ def test_a_savepoint_of_a_file(tmp_path: Path) -> None:
     assert options_from({"config": file}).restoration == Restoration("3", {"sums": "totals", "seen": "known"}, True)
     line = ["run", "orders:pipeline", "--config", file, "--map", "seen=met", "--rewind"]
     expected = Restoration("3", {"sums": "totals", "seen": "met"}, allow_dropped=True, rewind=True)
-    assert options_from(settings(parser().parse_args(line))).restoration == expected
-    another = options_from(settings(parser().parse_args([*line, "--from-savepoint", "4"]))).restoration
+    assert options_from(settings_given(parser().parse_args(line))).restoration == expected
+    another = options_from(settings_given(parser().parse_args([*line, "--from-savepoint", "4"]))).restoration
     assert another == Restoration("4", {"seen": "met"}, rewind=True)
     kept = options_from({"config": file, "allow_dropped_state": False}).restoration
     assert kept == Restoration("3", {"sums": "totals", "seen": "known"})
@@ -302,3 +292,12 @@ def test_a_savepoint_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("text", "milliseconds"), [("500ms", 500), ("1.5s", 1_500), ("10m", 600_000)])
 def test_durations(text: str, milliseconds: int) -> None:
     assert duration_ms(text) == milliseconds
+
+
+def test_a_path_from_the_working_directory_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a savepoint is named a path will do; where checkpoints are kept, only one that is the same everywhere."""
+    monkeypatch.chdir(tmp_path)
+    restoration = options_from({"from_savepoint": "./backups/1"}).restoration
+    assert restoration == Restoration(f"{tmp_path}/backups/1")
+    with pytest.raises(ConfigError, match="it is neither a URL nor an absolute path"):
+        options_from({"checkpoint_storage": "./checkpoints"})

@@ -14,7 +14,7 @@ from waiting import until
 from exactlyonce.checkpoint.records.committable import Written
 from exactlyonce.connectors.kafka import log as log_module
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.consumed import DamagedBatch
+from exactlyonce.connectors.kafka.errors import DamagedBatch
 from exactlyonce.connectors.kafka.log import Log, parse_batches
 from exactlyonce.connectors.kafka.range_reader import RangeReader
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster

@@ -11,12 +11,12 @@ from damaging import damage
 from running import Job
 from unreferenced import unreferenced_blocks
 
+from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
-from exactlyonce.checkpoint.store.blocks import BlockReader, BlockWriter, scan_blocks
-from exactlyonce.checkpoint.store.storage import DamagedBlock
-from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.cli.main import main
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter, scan_blocks
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import OwnCluster
 

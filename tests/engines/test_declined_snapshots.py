@@ -11,16 +11,18 @@ from typing import Any, cast
 
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.store.blocks import BlockWriter
-from exactlyonce.engines.activity import Activity
-from exactlyonce.engines.batch_codec import BatchCodec
-from exactlyonce.engines.blocks import BlockNames
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
 from exactlyonce.engines.local.building import Built
-from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
+from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.local.worker import Worker
-from exactlyonce.engines.order_log import OrderRuns
+from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.runtime.assembler import TaskOperators
+from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.order_log import OrderRuns
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.state.blocks import IMAGE, BlockEncoder, EncodedBlock, encode_keys
 from exactlyonce.state.chain import Chain
 from exactlyonce.state.errors import SnapshotDeclined
@@ -76,9 +78,9 @@ class Stuck:
 def subtask_of(tables: list[Any], writer: Any, acks: list[Ack], channel: LocalChannel) -> Subtask:
     """One that reads *channel*; its clock goes on whenever it is read."""
     return Subtask(
-        name="task", index=0, inputs=[ChannelInput("in", channel, BatchCodec(str), lambda _: None)], tables=tables,
-        sinks=[], outputs=[], fed=[], blocks=writer, names=BlockNames(0),
-        acknowledge=lambda message: acks.append(message.ack), order=None,
+        operators=TaskOperators("task", 0, tables=tables),
+        inputs=[ChannelInput("in", channel, BatchCodec(str), lambda _: None)], outputs=[], fed=[],
+        blocks=WorkerBlocks(writer), acknowledge=lambda message: acks.append(message.ack),
         monotonic_s=itertools.count(0.0).__next__,
     )  # fmt: skip
 
@@ -89,7 +91,7 @@ def test_what_was_written_for_a_declined_snapshot_is_acknowledged() -> None:
     writer = BlockWriter(blocks, TopicInfo("p", "id", 5, 1), incarnation=1, attempt=0, nonce="n")
     tables = [Stuck("roomy", full_then=False), Stuck("stuck", full_then=True)]
     subtask = subtask_of(tables, writer, acks, channel)
-    channel.send_barrier(BarrierFrame(1, 0))
+    channel.send_signal(Barrier(1, 0))
     subtask.step()
     while not acks:
         subtask.advance(1.0)
@@ -104,8 +106,8 @@ def test_only_an_index_waits_for_other_blocks() -> None:
     blocks, acks, channel = LateBlocks(), list[Ack](), LocalChannel()
     writer = BlockWriter(blocks, TopicInfo("p", "id", 5, 1), incarnation=1, attempt=0, nonce="n")
     subtask = subtask_of([Stuck("roomy", full_then=False)], writer, acks, channel)
-    subtask.order = OrderRuns(runs=[0, 3], inputs={("in", -1): 0})
-    channel.send_barrier(BarrierFrame(1, 0))
+    subtask.operators.order = OrderRuns(runs=[0, 3], inputs={("in", -1): 0})
+    channel.send_signal(Barrier(1, 0))
     subtask.step()
     written = list[int]()
     while not acks:
@@ -131,7 +133,9 @@ def test_a_state_that_waits_for_room_is_not_called_read() -> None:
     table = Table(full="", unread=4, operator="totals")
     task = subtask_of([table], None, [], LocalChannel())
     worker = Worker(cast(Any, None), cast(Any, SimpleNamespace(subtask=0)), cast(Any, StoppedClock()), Activity())
-    worker.built = Built(cast(Any, SimpleNamespace(poll=lambda: 0)), worker.activity, [task])
+    worker.built = Built(
+        WorkerBlocks(cast(Any, SimpleNamespace(poll=lambda: 0))), worker.activity, cast(Any, None), [task]
+    )
     worker._work()
     assert task.fetching
     table.full = "no room"

@@ -15,13 +15,14 @@ from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, RecordPlace
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines import in_flight
-from exactlyonce.engines.activity import Activity
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local import building, job, loops
-from exactlyonce.engines.operators import Batch
 from exactlyonce.engines.plan import feedback_edges, plan
+from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.savepoints.loops import LoopEntry, require_same
 from exactlyonce.pipeline.errors import GraphError, RecordError
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -213,21 +214,22 @@ def test_a_loop_that_is_gone() -> None:
         in_flight.restored(log.manifest, without, 1, 2, log)
 
 
-def builder_of(log: Log, monkeypatch: pytest.MonkeyPatch) -> building._Builder:
-    monkeypatch.setattr(building, "state_backend", lambda *_: None)
+def builder_of(log: Log) -> building._Builder:
     nobody = cast(Any, None)
     start = SimpleNamespace(
-        subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest, skips=()
+        subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest, skips=(),
+        drops_fields=False,
     )
     clients = SimpleNamespace(block_reader=lambda: log)
-    built = building.Built(nobody, Activity(), backend=nobody)
+    built = building.Built(nobody, Activity(), nobody)
     return building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
 
 
-def test_a_worker_says_what_goes_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_say_the_schemas_of_loops() -> None:
     log, said = Log(), list[str]()
-    writer = SimpleNamespace(write=lambda block, *_: said.append(block.schema))
-    builder_of(log, monkeypatch).names.write_in_flight(cast(Any, writer), 4, "task", 0, b"")
+    attempt = SimpleNamespace(write=lambda block, *_: said.append(block.schema), pending=0)
+    blocks = SubtaskBlocks(WorkerBlocks(cast(Any, attempt), {"back": describe(Order)}), 4, "task", 0)
+    next(blocks.in_flight([in_flight.InFlightFrame(">back:0", b"frame")]))
     assert said == [log.said] == [in_flight.said_of_records({"back": describe(Order)})]
 
 
@@ -236,7 +238,7 @@ def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.
     several of them had."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 0)
     monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 0)
-    (loop,) = builder_of(Log(), monkeypatch).loops.values()
+    (loop,) = builder_of(Log()).loops.values()
     loop.send(b"", 1)
     with pytest.raises(GraphError, match="feeds more and more"):
         loop.send(b"", 1)

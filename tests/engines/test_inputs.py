@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import msgspec
 import pytest
 
-from exactlyonce.engines.activity import Activity
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.local.channels import BarrierFrame
 from exactlyonce.engines.local.inputs import SourceInput, SourceTrigger
 from exactlyonce.engines.local.pace import GATHER_S
-from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import RecordError
 
 if TYPE_CHECKING:
@@ -125,6 +125,6 @@ def test_a_source_with_a_whole_batch_is_asked_again_at_once() -> None:
 def test_a_barrier_does_not_wait_for_records_to_gather() -> None:
     read, reader, _ = source(has=3)
     read.next(1_000)
-    read.triggers.append(SourceTrigger(BarrierFrame(7, 6), False, {}))
-    assert read.next(1_000) == BarrierFrame(7, 6)
+    read.triggers.append(SourceTrigger(Barrier(7, 6), False, {}))
+    assert read.next(1_000) == Barrier(7, 6)
     assert len(reader.asked) == 1

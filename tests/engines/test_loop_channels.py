@@ -10,15 +10,17 @@ from typing import Any, cast
 
 import pytest
 
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.in_flight import InFlightFrame
 from exactlyonce.engines.local import loops, task
-from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
-from exactlyonce.engines.local.inputs import ChannelInput, RestoredChannel, RestoredInput
+from exactlyonce.engines.local.channels import LocalChannel
+from exactlyonce.engines.local.inputs import ChannelInput, RestoredInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
 from exactlyonce.engines.local.pace import BATCH_RECORDS_MAX, Outlet
 from exactlyonce.engines.local.task import Subtask
-from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.runtime.assembler import RestoredEdge, TaskOperators
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.graph import Kind, Node
 
@@ -40,13 +42,13 @@ def test_what_rests_comes_when_its_pause_is_over() -> None:
     now = Now()
     loop = channel(now, pause_ms=500)
     loop.send(b"a", 1)
-    loop.send_barrier(BarrierFrame(1, 0))
+    loop.send_signal(Barrier(1, 0))
     assert not loop.ready
     assert loop.receive() is None
     now.now_s += 0.5
     assert loop.ready
     assert loop.receive() == b"a"
-    assert loop.receive() == BarrierFrame(1, 0)
+    assert loop.receive() == Barrier(1, 0)
     assert loop.receive() is None
 
 
@@ -56,7 +58,7 @@ def test_a_capture_has_what_rests_and_does_not_wait_for_it() -> None:
     capture = loop.capture(1)
     loop.send(b"b", 1)
     assert not capture.whole
-    loop.send_barrier(BarrierFrame(1, 0))
+    loop.send_signal(Barrier(1, 0))
     loop.send(b"c", 1)
     assert capture.whole
     assert capture.frames == [b"a", b"b"]
@@ -128,20 +130,15 @@ class Head:
         self.new = LocalChannel()
         self.loop = LoopChannel(Node("loop", Kind.FEEDBACK, pause_ms=pause_ms), Node("end", Kind.MAP), self.now_s)
         self.subtask = Subtask(
-            name="head",
-            index=0,
+            operators=TaskOperators("head", 0),
             inputs=[
                 ChannelInput("new", self.new, CODEC, self.push),
                 FeedbackInput(">loop:0", self.loop, CODEC, self.push),
             ],
-            tables=[],
-            sinks=[],
             outputs=[],
             fed=[self.loop],
             blocks=cast(Any, None),  # what writes the snapshots, which nobody advances here
-            names=cast(Any, None),
             acknowledge=lambda message: None,
-            order=None,
             monotonic_s=self.now_s,
             restored=self.restored(restored),
         )
@@ -150,7 +147,7 @@ class Head:
         if not records:
             return None
         frames = [CODEC.encode(Batch([record], [ORIGIN], None)) for record in records]
-        edges = {">loop": RestoredChannel(CODEC, self.push)}
+        edges = {">loop": RestoredEdge(CODEC, self.push)}
         return RestoredInput(deque(InFlightFrame(">loop:3", each) for each in frames), edges, cautious=True)
 
     def now_s(self) -> float:
@@ -209,13 +206,13 @@ def test_a_barrier_needs_no_room() -> None:
     behind.send(b"", behind.room)
     head.send(head.new, "n1")
     assert head.steps() == []
-    head.new.send_barrier(BarrierFrame(1, 0))
+    head.new.send_signal(Barrier(1, 0))
     assert head.steps() == []
     behind.took(behind.records, 8)
     head.subtask.outputs = [behind]
     assert head.steps() == ["n1"]
     behind.send(b"", behind.room)
-    head.new.send_barrier(BarrierFrame(2, 1))
+    head.new.send_signal(Barrier(2, 1))
     head.steps()
     assert head.subtask.alignment.checkpoint_latest == 2
 
@@ -226,9 +223,9 @@ def test_what_lies_before_a_barrier_is_taken_however_much_goes_round(monkeypatch
     head.send(head.loop, "r1")
     head.send(head.new, "n1")
     assert head.steps() == []
-    frame = BarrierFrame(1, 0)
+    frame = Barrier(1, 0)
     head.subtask.triggered(frame, None)
-    head.new.send_barrier(frame)
+    head.new.send_signal(frame)
     head.send(head.new, "n2")
     assert head.steps() == ["n1"]
     assert head.subtask.alignment.checkpoint_latest == 1
@@ -253,10 +250,10 @@ def test_a_barrier_gets_through_to_a_closed_channel_and_nothing_behind_it(monkey
     before.send(before.new, "n1")
     before.steps()
     assert (sent, before.new.room) == ([], 0), "what is closed closes what leads there"
-    frame = BarrierFrame(1, 0)
+    frame = Barrier(1, 0)
     for each in (head, before):
         each.subtask.triggered(frame, None)
-    before.new.send_barrier(frame)
+    before.new.send_signal(frame)
     before.send(before.new, "n2")
     before.steps()
     assert (sent, head.steps()) == (["n1"], ["n1"])
@@ -270,12 +267,12 @@ def test_a_barrier_gets_through_to_a_closed_channel_and_nothing_behind_it(monkey
 
 def test_nothing_comes_round_behind_the_last_barrier() -> None:
     head = Head()
-    frame = BarrierFrame(1, 0)
+    frame = Barrier(1, 0)
     head.subtask.triggered(frame, None, final=True)
     head.send(head.loop, "r1")
     assert head.steps() == ["r1"]
     head.send(head.loop, "r2")
-    head.new.send_barrier(frame)
+    head.new.send_signal(frame)
     assert head.steps() == []
     assert head.subtask.busy
 
@@ -291,10 +288,10 @@ def test_what_went_round_at_a_restart_comes_before_what_comes_round() -> None:
 def test_no_barrier_waits_for_what_went_round_at_a_restart() -> None:
     """Else a checkpoint could come too late each time, and what was tried until then be tried again each time."""
     head = Head(restored=["o1", "o2", "o3"])
-    frame = BarrierFrame(1, 0)
+    frame = Barrier(1, 0)
     head.subtask.triggered(frame, None, final=True)
     head.send(head.new, "n1")
-    head.new.send_barrier(frame)
+    head.new.send_signal(frame)
     assert head.steps() == ["o1", "n1", "o2"]
     assert head.subtask.alignment.checkpoint_latest == 1
     assert head.subtask.restored is not None
@@ -304,7 +301,7 @@ def test_no_barrier_waits_for_what_went_round_at_a_restart() -> None:
 
 def test_what_was_restored_waits_while_a_disk_is_full() -> None:
     head, table = Head(restored=["o1", "o2"]), SimpleNamespace(full="no room")
-    head.subtask.tables = cast(Any, [table])
+    head.subtask.operators.tables = cast(Any, [table])
     head.send(head.new, "n1")
     assert head.steps() == ["n1"]
     table.full = ""

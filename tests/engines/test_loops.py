@@ -16,12 +16,12 @@ from nested_loops import rounds
 from running import QUICK, stop, visible
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.cli.main import main
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.in_flight import frames_of
+from exactlyonce.engines.runtime.in_flight import frames_of
 from exactlyonce.engines.savepoints.kept_state import kept_state
 from exactlyonce.testing.cluster import KafkaCluster
 

@@ -15,15 +15,15 @@ from exactlyonce.checkpoint.records.encoding import DecisionKey, encode
 from exactlyonce.checkpoint.records.manifest import Incarnation
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Write, drive
-from exactlyonce.checkpoint.store.topic import prepare_topic
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome, TransactionState
 from exactlyonce.checkpoint.transactions.commit import commit, resolve_unknown
 from exactlyonce.checkpoint.transactions.markers import ending
 from exactlyonce.checkpoint.transactions.settling import settle
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.system_clock import SystemClock

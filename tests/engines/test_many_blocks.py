@@ -9,21 +9,24 @@ import msgspec
 import pytest
 from blank_manifest import blank_manifest
 
+from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.records.encoding import decode, encode
 from exactlyonce.checkpoint.records.manifest import MANIFEST_SIZE_MAX, BlockRef, ChannelLog, Manifest
 from exactlyonce.checkpoint.references import listed_by, named_by, references_of
-from exactlyonce.checkpoint.store.files.storage import FileStorage
-from exactlyonce.checkpoint.store.storage import DamagedBlock
-from exactlyonce.engines import in_flight
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.blocks import BlockNames, references
-from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel
+from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.engines.blocks import references
+from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
 from exactlyonce.engines.local.messages import Acknowledge
 from exactlyonce.engines.local.task import Subtask
-from exactlyonce.engines.operators import Batch
+from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime.assembler import TaskOperators
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.graph import Kind, Node
 
 CODEC = BatchCodec(int)
@@ -44,12 +47,12 @@ def acknowledged(storage: FileStorage, records: int) -> Ack:
     loop = LoopChannel(Node("back", Kind.FEEDBACK, pause_ms=60_000), Node("end", Kind.MAP), lambda: 0.0)
     inputs = [ChannelInput("new:0", new, CODEC, cast(Any, None)), FeedbackInput(LOOP, loop, CODEC, cast(Any, None))]
     subtask = Subtask(
-        name="head", index=0, inputs=[*inputs], tables=[], sinks=[], outputs=[], fed=[loop], blocks=blocks,
-        names=BlockNames(0), acknowledge=messages.append, order=None, monotonic_s=lambda: 0.0,
+        operators=TaskOperators("head", 0), inputs=[*inputs], outputs=[], fed=[loop], blocks=WorkerBlocks(blocks),
+        acknowledge=messages.append, monotonic_s=lambda: 0.0,
     )  # fmt: skip
     for number in range(records):
         loop.send(frame(number), 1)
-    new.send_barrier(BarrierFrame(1, 0))
+    new.send_signal(Barrier(1, 0))
     assert subtask.step()
     while not messages:
         subtask.advance(1.0)

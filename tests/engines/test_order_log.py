@@ -10,15 +10,15 @@ from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.records.encoding import Block, decode, encode
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, Manifest, OrderLog
-from exactlyonce.checkpoint.store.blocks import BlockWriter
-from exactlyonce.checkpoint.store.topic import prepare_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines import order_log
-from exactlyonce.engines.blocks import ORDER, BlockNames
 from exactlyonce.engines.bounded.replay.recompute import _order_logs
 from exactlyonce.engines.bounded.unit.messages import Unit
 from exactlyonce.engines.bounded.unit.ordering import take_along
-from exactlyonce.engines.order_log import PART_SIZE_MAX, OrderRuns, runs_of
+from exactlyonce.engines.runtime import order_log
+from exactlyonce.engines.runtime.blocks import ORDER, SubtaskBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.order_log import PART_SIZE_MAX, OrderRuns, runs_of
 from exactlyonce.pipeline.errors import Halt
 
 RUNS, MANY = 600_000, 6_000
@@ -63,10 +63,11 @@ def test_no_replay_follows_the_log_of_an_interval_that_is_not_exact() -> None:
 def test_a_long_log_comes_back_for_a_replay(kafka: Any, topic_name: str) -> None:
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     topic = prepare_topic(config.confluent(), topic_name)
-    writer, names, logs, expected = BlockWriter.connected(config.confluent(), topic, 1, 0), BlockNames(0), [], []
+    writer, logs, expected = BlockWriter.connected(config.confluent(), topic, 1, 0), [], []
+    worker = WorkerBlocks(writer)
     for checkpoint in (6, 7):
         order, said = noted(RUNS)
-        tickets = [names.write_order(writer, checkpoint, "totals", 0, part) for part in order.cut()]
+        tickets = SubtaskBlocks(worker, checkpoint, "totals", 0).order(order.cut())
         writer.wait(60.0)
         logs.append(OrderLog("totals", 0, tuple(each.ref for each in tickets if each.ref is not None)))
         assert len(logs[-1].blocks) == len(tickets) > 1

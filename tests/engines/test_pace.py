@@ -10,9 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from exactlyonce.engines.activity import BREATH_INTERVAL_S, CHUNK_RECORDS, Activity
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.local.channels import WINDOW_AT_FIRST, BarrierFrame, Channel, LocalChannel, SocketChannel
+from exactlyonce.engines.local.channels import WINDOW_AT_FIRST, Channel, LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.pace import (
     ALIGNED,
@@ -24,7 +22,11 @@ from exactlyonce.engines.local.pace import (
     slice_pace,
     snapshot_budget_s,
 )
-from exactlyonce.engines.operators import Batch, Map, Process, Stateful
+from exactlyonce.engines.runtime.activity import BREATH_INTERVAL_S, CHUNK_RECORDS, Activity
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.operators import Map, Process, Stateful
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.state.table import KeyedTable
 
@@ -85,12 +87,12 @@ def test_a_frame_is_handed_out_in_slices_and_the_barrier_after_the_last() -> Non
     read = ChannelInput("edge:0", channel, codec, lambda _: None)
     channel.send(codec.encode(numbers(0, 50)), 50)
     channel.send(codec.encode(numbers(50, 3)), 3)
-    channel.send_barrier(BarrierFrame(7, 6))
+    channel.send_signal(Barrier(7, 6))
     channel.send(codec.encode(numbers(53, 1)), 1)
     taken: list[Any] = []
     counted = 0
     read.slices.pace = Pace(1e-9, 7, 7)
-    while not isinstance(item := read.next(5), BarrierFrame):
+    while not isinstance(item := read.next(5), Barrier):
         assert item is not None
         assert len(item.records) <= 5
         assert item.keys == [b"%d" % each.n for each in item.records]
@@ -123,9 +125,9 @@ def test_a_channel_has_room_for_what_its_reader_grants(local: bool) -> None:
     exchange()
     assert reader.receive() == b"x" * 10
     assert writer.room == 0
-    writer.send_barrier(BarrierFrame(1, 0))
+    writer.send_signal(Barrier(1, 0))
     exchange()
-    assert reader.receive() == BarrierFrame(1, 0), "a barrier is always accepted"
+    assert reader.receive() == Barrier(1, 0), "a barrier is always accepted"
     reader.took(WINDOW_AT_FIRST // 2 - 1, WINDOW_AT_FIRST)
     exchange()
     assert writer.room == 0, "little room is none: batches would be small"
@@ -166,7 +168,7 @@ def test_an_operator_breathes_between_chunks_if_the_last_breath_is_long_ago(monk
     assert activity._breathe_at - activity.turned_s == pytest.approx(BREATH_INTERVAL_S)
     done.clear()
     activity._breathe_at = 0.0
-    monkeypatch.setattr("exactlyonce.engines.activity.BREATH_INTERVAL_S", 3600.0)
+    monkeypatch.setattr("exactlyonce.engines.runtime.activity.BREATH_INTERVAL_S", 3600.0)
     operator(numbers(0, CHUNK_RECORDS + 1))
     assert breaths == [CHUNK_RECORDS]
 
@@ -225,14 +227,14 @@ def test_a_frame_larger_than_what_is_read_ahead() -> None:
     writer, reader = pairs()
     frame = bytes(10 << 20)
     writer.send(frame, 1)
-    writer.send_barrier(BarrierFrame(1, 0))
+    writer.send_signal(Barrier(1, 0))
     received: list[object] = []
     while len(received) < 2:
         writer.flush()
         reader.fill()
         while (found := reader.receive()) is not None:
             received.append(found)
-    assert received == [frame, BarrierFrame(1, 0)]
+    assert received == [frame, Barrier(1, 0)]
 
 
 class Place:

@@ -40,9 +40,9 @@ def stores() -> PipelineStores:
 
 def staged(stores: PipelineStores, **fields: Any) -> CommitStaged:
     found = StoreCommittable(
-        sink="rows", subtask=0, checkpoint=1, records=3, kind="rows", description=stores.digests["rows"]
+        sink="rows", subtask=0, checkpoint=1, records=3, kind="rows", description=stores.staging["rows"].digest
     )
-    return CommitStaged(msgspec.structs.replace(found, **fields), 1, ORIGIN)
+    return CommitStaged((msgspec.structs.replace(found, **fields),), 1, ORIGIN)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,8 @@ def test_the_ledger_of_each_sink_is_named_for_people() -> None:
     }
     for name, sink in sinks.items():
         stream.sink(name, sink)
-    assert PipelineStores(pipeline.build(), cast(Any, NoBlocks())).ledgers == {
+    staging = PipelineStores(pipeline.build(), cast(Any, NoBlocks())).staging
+    assert {name: sink.ledger for name, sink in staging.items()} == {
         "postgres": "table exactlyonce_ledger in the schema of shop.totals, WHERE pipeline = 'p' AND sink = 'postgres'",
         "prepared": (
             "tables exactlyonce_ledger and exactlyonce_prepared in the schema of totals, WHERE pipeline = 'p' "

@@ -16,7 +16,7 @@ from exactlyonce.testing.cluster import OwnCluster
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("pipeline", "checkpoint", "state", "connectors", "sinks", "engines", "cli")
 CLIENTS = ("Producer", "Consumer", "AdminClient", "AvroProducer", "DeserializingConsumer", "SerializingProducer")
-FACTORY = Path("checkpoint/store/confluent.py")
+FACTORY = Path("connectors/confluent.py")
 STARTER = Path("cli/commands/starter")
 """What `exactlyonce init` leaves with a user is the user's."""
 

@@ -16,13 +16,14 @@ from blank_manifest import blank_manifest
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import ChannelLog
-from exactlyonce.checkpoint.store.files import local
-from exactlyonce.checkpoint.store.files.local import LocalFolder
-from exactlyonce.checkpoint.store.files.storage import FileStorage
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.blocks import BlockNames
-from exactlyonce.engines.in_flight import InFlightFrame, encode
-from exactlyonce.engines.operators import Batch
+from exactlyonce.connectors.blocks import local
+from exactlyonce.connectors.blocks.local import LocalFolder
+from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.savepoints import exported
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator, TopicSavepoint
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint, export, remove
@@ -33,17 +34,15 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 
 def log_of(storage: FileStorage, subtask: int, *frames: tuple[str, list[int]]) -> ChannelLog:
-    blocks, names = storage.begin(1, 0), BlockNames(subtask)
+    blocks = storage.begin(1, 0)
     own = [
         InFlightFrame(name, BatchCodec(int).encode(Batch(each, [Coordinates(f"t{subtask}", 1, n) for n in each], None)))
         for name, each in frames
     ]
-    bodies = [body for body in encode(own) if body is not None]
-    tickets = [names.write_in_flight(blocks, 7, "task", subtask, body) for body in bodies]
-    blocks.wait(LIMIT_S)
-    refs = tuple(ref for each in tickets if (ref := each.ref) is not None)
-    assert len(refs) == len(bodies)
-    return ChannelLog("task", subtask, sum(len(numbers) for _, numbers in frames), refs)
+    writing = SubtaskBlocks(WorkerBlocks(blocks), 7, "task", subtask)
+    log, _ = finish(writing.in_flight(own), lambda: blocks.wait(LIMIT_S))
+    assert log is not None
+    return log
 
 
 Topic = Callable[..., TopicSavepoint]

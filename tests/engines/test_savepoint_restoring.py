@@ -22,13 +22,14 @@ from blank_manifest import blank_manifest
 from exactlyonce import Pipeline
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef, SourceOffset
-from exactlyonce.checkpoint.store.files import writer
-from exactlyonce.checkpoint.store.files.local import LocalFolder
-from exactlyonce.checkpoint.store.files.storage import FileStorage
 from exactlyonce.connectors import KafkaSource
-from exactlyonce.engines import in_flight, performer
-from exactlyonce.engines.batch_codec import BatchCodec
+from exactlyonce.connectors.blocks import writer
+from exactlyonce.connectors.blocks.local import LocalFolder
+from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.engines import performer
 from exactlyonce.engines.options import Restoration
+from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.savepoints import kept_state as kept_states
 from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator, TopicSavepoint
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export

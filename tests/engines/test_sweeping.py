@@ -14,14 +14,14 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.checkpoint.transactions.commit import sweep
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
 from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.log_requests import LogRequests
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.configuration import options_from
-from exactlyonce.engines.leader import PipelineLeader
 from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, Undetermined
 from exactlyonce.pipeline.loading import load_reference
@@ -95,7 +95,7 @@ def test_an_answer_that_no_rule_covers_is_no_absence(watched: Watched) -> None:
 
 
 @pytest.fixture
-def leader(kafka: Any, topic_name: str) -> Iterator[PipelineLeader]:
+def connections(kafka: Any, topic_name: str) -> Iterator[PipelineConnections]:
     kafka.create_topic(f"{topic_name}-in", 1)
     reference: dict[str, object] = {
         "module": "pipelines", "attribute": "linear", "params": {"name": topic_name},
@@ -103,7 +103,7 @@ def leader(kafka: Any, topic_name: str) -> Iterator[PipelineLeader]:
     }  # fmt: skip
     options = options_from({"bootstrap_servers": kafka.bootstrap_servers})
     physical = plan(load_reference(reference).build(), 1)
-    made = PipelineLeader(physical, options, lambda _: None, lambda *_, **__: None, reference)
+    made = PipelineConnections(physical, options, lambda _: None, lambda *_, **__: None, reference)
     made.recover()
     yield made
     made.close()
@@ -117,27 +117,29 @@ def answered(outcome: Outcome) -> ask.Procedure[Outcome]:
 # What a broker seldom does is said by the log in its place.
 
 
-def test_a_heartbeat_that_was_not_written_is_tried_again(leader: PipelineLeader, monkeypatch: Any) -> None:
+def test_a_heartbeat_that_was_not_written_is_tried_again(connections: PipelineConnections, monkeypatch: Any) -> None:
     """A broker that refuses a record, for whatever reason, says nothing of a newer one: it is asked again."""
-    log, outcomes = leader.leader.log, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
+    log, outcomes = connections.log, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
     real = log.heartbeat
     monkeypatch.setattr(log, "heartbeat", lambda **more: answered(outcomes.pop()) if outcomes else real(**more))
-    assert leader.begin_attempt(1) == leader.manifest
+    assert connections.begin_attempt(1) == connections.manifest
     assert outcomes == []
 
 
-def test_a_heartbeat_that_is_never_written_is_an_absent_broker(leader: PipelineLeader, monkeypatch: Any) -> None:
-    monkeypatch.setattr(leader.leader.log, "append_timeout_ms", 500)
-    monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.NOT_WRITTEN))
-    with pytest.raises(BrokerUnavailable, match="Nothing is lost: run the pipeline again"):
-        leader.begin_attempt(1)
-    leader.upkeep()
-
-
-@pytest.mark.parametrize("act", [lambda each: each.begin_attempt(1), lambda each: each.upkeep()])
-def test_a_heartbeat_whose_outcome_is_unknown_ends_the_incarnation(
-    act: Any, leader: PipelineLeader, monkeypatch: Any
+def test_a_heartbeat_that_is_never_written_is_an_absent_broker(
+    connections: PipelineConnections, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(leader.leader.log, "heartbeat", lambda **_: answered(Outcome.UNKNOWN))
+    monkeypatch.setattr(connections.log, "append_timeout_ms", 500)
+    monkeypatch.setattr(connections.log, "heartbeat", lambda **_: answered(Outcome.NOT_WRITTEN))
+    with pytest.raises(BrokerUnavailable, match="Nothing is lost: run the pipeline again"):
+        connections.begin_attempt(1)
+    connections.upkeep()
+
+
+@pytest.mark.parametrize("act", [lambda all_: all_.begin_attempt(1), lambda all_: all_.upkeep()])
+def test_a_heartbeat_whose_outcome_is_unknown_ends_the_incarnation(
+    act: Any, connections: PipelineConnections, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(connections.log, "heartbeat", lambda **_: answered(Outcome.UNKNOWN))
     with pytest.raises(Undetermined, match="is not known"):
-        act(leader)
+        act(connections)

@@ -10,10 +10,10 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from exactlyonce.engines.activity import CHUNK_RECORDS
-from exactlyonce.engines.batch_codec import BatchCodec, Coordinates
-from exactlyonce.engines.operators import (
-    Batch,
+from exactlyonce.engines.runtime.activity import CHUNK_RECORDS
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
+from exactlyonce.engines.runtime.operators import (
     Filter,
     FlatMap,
     KeyBy,

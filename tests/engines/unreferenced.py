@@ -9,12 +9,12 @@ from confluent_kafka import Consumer, IsolationLevel, TopicPartition
 from waiting import until
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
-from exactlyonce.checkpoint.store import client as store_client
-from exactlyonce.checkpoint.store.blocks import BlockReader
-from exactlyonce.checkpoint.store.client import end_offsets
-from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.topic import find_topic
-from exactlyonce.engines.in_flight import blocks_of
+from exactlyonce.connectors.kafka import client as store_client
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.client import end_offsets
+from exactlyonce.engines.runtime.in_flight import blocks_of
 from exactlyonce.state.index import decode_index
 from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster
 

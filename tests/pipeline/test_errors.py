@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 import exactlyonce
+from exactlyonce.checkpoint.block_storage import DamagedBlock, UnreadableBlock
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.storage import DamagedBlock, UnreadableBlock
 from exactlyonce.pipeline import errors
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, require
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from clients import TOPIC, Steps
 
 from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.block_storage import Scanned
 from exactlyonce.checkpoint.decision_log import DECISIONS
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.storage import Scanned
 from exactlyonce.checkpoint.transactions.broker_answers import Answered, Fate, Producer, WriteAnswer
-from exactlyonce.connectors.kafka.log_requests import WRITE_ANSWERS
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import WRITE_ANSWERS
 from exactlyonce.connectors.kafka.topics import Topic
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation, TopicError
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer, Record

@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
-from coordinator import UPKEEP_INTERVAL_MS
 from local_files import SMALL
 
 from exactlyonce.checkpoint import coordinator as core
 from exactlyonce.checkpoint import decision_log, leader
 from exactlyonce.checkpoint.commits import of_stores
 from exactlyonce.checkpoint.transactions import markers, transactional_writer
-from exactlyonce.engines import in_flight
-from exactlyonce.engines.local import task
+from exactlyonce.engines.local import job, task
+from exactlyonce.engines.runtime import blocks, in_flight
 from exactlyonce.sinks.kafka import producing
 from exactlyonce.sinks.write_ahead import writer as write_ahead
 
@@ -22,15 +21,17 @@ BOUNDS = (
     (markers, "MARKERS_LOST_AFTER_MS", 200),
     (decision_log, "STABLE_TIMEOUT_MS", 400),
     (transactional_writer, "MARKERS_TIMEOUT_MS", 400),
-    (leader, "WATCH_INTERVAL_MS", UPKEEP_INTERVAL_MS),
+    (leader, "WATCH_INTERVAL_MS", 2_000),
     (producing, "WAITING_MIN", 4),
-    (task, "BLOCKS_PENDING_MAX", 2),
+    (blocks, "BLOCKS_PENDING_MAX", 2),
     (in_flight, "PIECE_BYTES", 400),
     (in_flight, "NAMED_MAX", 2),
     (in_flight, "LISTED_MAX", 3),
     (task, "ROUND_RECORDS_MAX", 6),
     (core, "HOLD_AFTER_MS", 100),
     (leader, "UPKEEP_INTERVAL_S", 1.0),
+    (job, "UPKEEP_INTERVAL_S", 2.0),
+    (job, "LOOK_FOR_REQUESTS_MS", 3),
     (of_stores, "PAUSE_LONGEST_MS", 400),
     (write_ahead, "CHUNK_SIZE", 500),
     (write_ahead, "BLOCKS_PENDING_MAX", 4),

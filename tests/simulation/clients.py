@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from confluent_kafka import KafkaError, Message, TopicPartition
 
+from exactlyonce.checkpoint.block_storage import AttemptBlocks, DamagedBlock
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.blocks import BlockWriter, OnDelivery, verified
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, DamagedBlock
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter, OnDelivery, verified
 from exactlyonce.connectors.kafka.reader import Consumers
 from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable, require
 from exactlyonce.sinks.kafka.producers import OnFailure, Transaction
@@ -173,7 +173,7 @@ class SinkProducer(Produced):
         return self.world.faults.fails_delivery()
 
     def muted_ms(self, batch: list[tuple[Any, Any]]) -> int:
-        return self.world.load.muted_ms(self.process.index, batch) if self.world.load else 0
+        return self.world.load.muted_ms(self.process.subtask, batch) if self.world.load else 0
 
     def delivered(self, record: tuple[Any, Any], partition: int, offset: int) -> None:
         if self.world.load:
@@ -472,6 +472,6 @@ class SimulatedClients:
         return SimulatedProducers(self.process, topic)
 
     def pipe(self, name: str) -> Pipe:
-        end = self.process.attempt.pipes[self.process.index, name]
+        end = self.process.attempt.pipes[self.process.subtask, name]
         require(end.process is self.process, "a process has its own ends")
         return end

@@ -1,17 +1,18 @@
-"""One incarnation of the simulated coordinator: the real core and procedures, and the glue that an engine adds.
+"""One incarnation of the simulated coordinator: the host of the job that ships, and the answers that its leader gets.
 
-Like an engine it feeds the core from one thread and asks the broker from another, one procedure after the other. It can
-be paused or killed before every single request.
+It has neither processes nor threads: a turn of the job is one step, each lane takes a step for each request. It can be
+paused or killed before every single request.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 from answers import LogAnswers, SimulatedTopics, scanned
 from clients import TOPIC, Steps
 from repair import copied, replayed
@@ -20,24 +21,33 @@ from stores import StoreAnswers
 from watched_leader import WatchedLeader
 
 from exactlyonce.checkpoint import events, requests
+from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.coordinator import Coordinator
-from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import Block, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
 from exactlyonce.checkpoint.references import indexes_of, stands_on
 from exactlyonce.checkpoint.restart import ExponentialDelay
-from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.store.storage import DamagedBlock
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
-from exactlyonce.engines.in_flight import listed_in
-from exactlyonce.engines.local import messages as msg
+from exactlyonce.engines.local.job import Failed, Heard, Job, Lane, Lost, Then
+from exactlyonce.engines.local.reporting import EventReporter, Report
+from exactlyonce.engines.options import RunOptions
+from exactlyonce.engines.runtime.in_flight import listed_in
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
-from exactlyonce.pipeline.errors import BrokerUnavailable, ExactlyOnceError, Fenced, require
+from exactlyonce.pipeline.errors import (
+    BrokerUnavailable,
+    EndedAtOnce,
+    EndedEarly,
+    ExactlyOnceError,
+    Fenced,
+    StoppedShort,
+    require,
+)
 from exactlyonce.sinks.write_ahead.writer import INDEXED
 from exactlyonce.sinks.write_ahead.writer import decode_index as list_of_rows
 from exactlyonce.state.index import decode_index
@@ -50,253 +60,186 @@ if TYPE_CHECKING:
 LOOK_PAUSE_MS = 20
 LOOK_TIMEOUT_MS = 30_000
 """By then the broker has ended whatever is open and was not lost."""
-UPKEEP_INTERVAL_MS = 2_000
+LANE_PAUSE_MS = 3
 
 
 class ReadersHeld(BrokerUnavailable):
     """A look at records gave up: an open transaction holds readers before them."""
 
 
+class WatchedJob(Job):
+    """The shipped job, of which the oracle and the world hear what it does."""
+
+    def __init__(self, coordinator: SimulatedCoordinator) -> None:
+        self.coordinator, self.world = coordinator, coordinator.world
+        options = RunOptions(
+            ClientConfig({"bootstrap.servers": "simulated:9092"}),
+            self.world.settings,
+            parallelism=coordinator.plan.parallelism,
+            until="latest",
+        )
+        report = Report("p", EventReporter(self._told), str)
+        super().__init__(coordinator.plan, options, ExponentialDelay(20, 200), coordinator, report)
+
+    def _told(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == "note":
+            self.world.note(f"{self.coordinator}: {event['text']}")
+
+    def _perform(self, effect: events.Effect) -> None:
+        world, savepoints = self.world, self.world.oracle.savepoints
+        match effect:
+            case events.Trigger():
+                effect = self._triggered(effect)
+            case events.Hold(held):
+                world.seen["held" if held else "held no more"] += 1
+            case events.Restart():
+                savepoints.restarted(self.coordinator.number)
+            case events.Note():
+                world.seen["aborted checkpoint"] += 1
+        super()._perform(effect)
+
+    def _triggered(self, trigger: events.Trigger) -> events.Trigger:
+        """As luck has it, the checkpoint must be aligned."""
+        world, number, checkpoint = self.world, self.coordinator.number, trigger.checkpoint
+        world.oracle.savepoints.triggered(number, checkpoint, final=trigger.final, savepoint=trigger.savepoint)
+        chance = world.luck.aligned_chance
+        aligned = bool(chance) and world.rng.random() < chance
+        if aligned or (trigger.final and not world.topology.loops):
+            world.oracle.aligned.add((number, self.core.attempt, checkpoint))
+        return msgspec.structs.replace(trigger, overtakes_after_ms=None) if aligned else trigger
+
+
 class SimulatedCoordinator:
+    """The `Host` of its job."""
+
     def __init__(self, world: World) -> None:
-        self.world = world
+        self.world, self.clock = world, world.clock
         self.alive, self.paused_until_ms = True, 0
-        self.end: events.End | None = None
-        self.scale = scale = world.scale
+        self.plan = world.plan
         self.stores = StoreAnswers(self)
-        self.core = Coordinator(
-            world.settings, ExponentialDelay(20, 200), scale.subtasks, scale.sink_subtasks,
-            staging=bool(self.stores.digests), loops=bool(world.topology.loops),
-        )  # fmt: skip
         self.log = DecisionLog("p", world.topic, world.clock, world.deadline_ms() - world.clock.monotonic_ms())
         self.leader = WatchedLeader(self, self.log)
         self._log_answers = LogAnswers(world)
-        self._topics = PipelineTopics(
-            cast(Topics, SimulatedTopics(world)), world.graph, self.scale.parallelism, world.note,
+        self.topics = PipelineTopics(
+            cast(Topics, SimulatedTopics(world)), world.graph, self.plan.parallelism, world.note,
             bounded=False,
         )  # fmt: skip
         self._restoring: Restoring | None = None
         self.workers: list[Process] = []
         self.step_name = "open"
-        self._asking = False
-        """Whether the broker thread is in a procedure."""
-        self.cancelled_behind: int | None = None
-        """The last checkpoint that may be decided, once somebody has cancelled the run."""
         self.reads_more = False
         """Whether an input got a partition meanwhile. The real run to an end takes none; here it is read, and nobody
         waits for its end."""
         self.carries = False
         """Whether the checkpoint that is being decided carries output of aborted ones."""
         self._inbox: deque[Callable[[], None]] = deque()
-        self._jobs: deque[tuple[Callable[[], Steps], Callable[[Any], None]]] = deque()
-        self._finished: set[tuple[str, int]] = set()
-        self._restored: set[int] = set()
-        self._deploy: tuple[int, events.Deploy] | None = None
-        self._delay_ms = 0
-        self._upkeep_at_ms = world.clock.monotonic_ms() + UPKEEP_INTERVAL_MS
+        self._calls: deque[tuple[Callable[[], requests.Procedure[Any]], Then, Failed]] = deque()
+        """Those of the broker's lane."""
+        self._looks: deque[Steps] = deque()
+        """Those of the producers' lane."""
+        self.job = WatchedJob(self)
         world.spawn(self, self._main())
         world.spawn(self, self._broker())
+
+    def monotonic_s(self) -> float:
+        return self.clock.monotonic_ms() / 1000
+
+    @property
+    def core(self) -> Coordinator:
+        return self.job.core
 
     # --- threads ------------------------------------------------------------------------------------------------
 
     def _main(self) -> Steps:
-        self._on_broker(self._open, lambda manifest: self._feed(events.Recovered(manifest)))
-        while self.end is None:
-            if self._inbox:
-                self._inbox.popleft()()
-            now_ms = self.world.clock.monotonic_ms()
-            if now_ms >= self._upkeep_at_ms and self.core.state is JobState.RUNNING:
-                self._upkeep_at_ms = now_ms + UPKEEP_INTERVAL_MS
-                self._on_broker(lambda: self._run(self.leader.upkeep()), lambda _: None)
-            if self._deploy is not None and self._deploy[0] <= now_ms:
-                self._start_workers(self._deploy[1])
-            if self.core.state is JobState.RUNNING:  # before, it has no number by which people could address it
-                for request, stop in [*self.world.oracle.savepoints.asked.items()]:
-                    self._feed(events.SavepointAsked(request, stop))
-            self._feed(events.Tick())
-            yield None if self._inbox else now_ms + 3
-        if self.end.error is None:
-            yield from self._conclude()
-        self.world.ended(self, self.end)
-
-    def _conclude(self) -> Steps:
-        self.kill_workers()
-        while self._asking:  # procedures never overlap
-            yield self.world.clock.monotonic_ms() + 1
-        try:
-            assert self.end is not None
-            yield from self._run(self.leader.conclude(self.end.cancelled))
-        except ExactlyOnceError as error:
-            self.end = events.End(None, error)
+        self.job.begin()
+        while self.job.outcome is None:
+            now_ms = self.clock.monotonic_ms()
+            self.job.turn()
+            yield None if self._inbox else now_ms + LANE_PAUSE_MS
+        error = self.job.outcome.error
+        clean = isinstance(error, (EndedEarly, StoppedShort)) and self.job.outcome.manifest is not None
+        self.world.ended(self, events.End(self.job.outcome.manifest, None if clean else error))
 
     def _broker(self) -> Steps:
-        while self.end is None:
-            if not self._jobs:
-                yield self.world.clock.monotonic_ms() + 3
-                continue
-            call, then = self._jobs.popleft()
-            self._asking = True
-            try:
-                result = yield from call()
-            except ExactlyOnceError as error:
-                self._inbox.append(partial(self._stop_with, error))
+        while True:
+            if self._calls:
+                call, *then = self._calls.popleft()
+                yield from self._called(self._run(call()), *then)
             else:
-                self._inbox.append(partial(then, result))
-            self._asking = False
+                yield self.clock.monotonic_ms() + LANE_PAUSE_MS
 
-    def _stop_with(self, error: ExactlyOnceError) -> None:
-        self.end = self.end or events.End(None, error)
+    def _producers(self) -> Steps:
+        while self._looks:
+            yield self.clock.monotonic_ms() + LANE_PAUSE_MS
+            yield from self._looks[0]
+            self._looks.popleft()
 
-    def _on_broker(self, call: Callable[[], Steps], then: Callable[[Any], None]) -> None:
-        self._jobs.append((call, then))
+    def _called(self, steps: Steps, then: Then, failed: Failed) -> Steps:
+        try:
+            answer = yield from steps
+        except ExactlyOnceError as error:
+            self._inbox.append(partial(failed, error))
+        else:
+            self._inbox.append(partial(then, answer))
 
-    def _feed(self, event: events.Event) -> None:
-        for effect in self.core.handle(event, self.world.clock.monotonic_ms()):
-            self._perform_effect(effect)
+    # --- for the job --------------------------------------------------------------------------------------------
 
-    def stop(self) -> None:
-        self._inbox.append(lambda: self._feed(events.Stop()))
+    def ask(self, lane: Lane, call: Callable[[], Any], then: Then, failed: Failed) -> None:
+        """A look at a producer is asked again until it is answered; what people ask is seen at once."""
+        match lane:
+            case Lane.BROKER:
+                self._calls.append((call, then, failed))
+            case Lane.PRODUCERS:
+                self._looks.append(self._called(call(), then, failed))
+                if len(self._looks) == 1:
+                    self.world.spawn(self, self._producers())
+            case Lane.MAILBOX:
+                then(call())
 
-    def cancel(self) -> None:
-        self._inbox.append(self._cancelled)
+    def arrived(self) -> Iterator[Callable[[], None]]:
+        if self._inbox:
+            yield self._inbox.popleft()
 
-    def _cancelled(self) -> None:
-        newest = self.log.history.latest
-        if not self.log.has_begun or newest is None or self.end is not None:
-            return  # then it has no number by which people could address it, or is over
-        if self.cancelled_behind is None:
-            deciding = self.core.deciding
-            self.cancelled_behind = deciding.checkpoint if deciding is not None else newest.checkpoint
-        self._feed(events.CancelAsked("cancel"))
+    def post(self, action: Callable[[], None]) -> None:
+        self._inbox.append(action)
 
-    def delete_savepoint(self, savepoint: int) -> None:
-        if not self.log.has_begun or self.core.state is not JobState.RUNNING:
-            return  # then nobody reads the request
-        incarnation, pinned = self.log.incarnation.incarnation, tuple(self.core.pinned)
-        savepoints = self.world.oracle.savepoints
-        savepoints.kept.discard(savepoint)
-        self._on_broker(
-            lambda: self._run(self.leader.forget_savepoint(savepoint, pinned)),
-            lambda _: savepoints.deleted(savepoint, incarnation),
-        )
+    def hurry(self, why: EndedAtOnce) -> None:
+        """Nothing is waited for here."""
 
-    # --- effects ------------------------------------------------------------------------------------------------
+    def open(self) -> requests.Procedure[WatchedLeader]:
+        self.topics.look_at_inputs()
+        self.topics.look_at_outputs()
+        self._restoring = yield from savepoint_to_restore(self, self.topics.inputs)
+        yield from self.leader.begin()
+        if self._restoring is not None:
+            judge_behind_the_fence(self, self._restoring)
+        yield from self.leader.recover()
+        return self.leader
 
-    def _perform_effect(self, effect: events.Effect) -> None:
-        match effect:
-            case events.Trigger(checkpoint, base, final, savepoint, overtakes_after_ms):
-                incarnation = self.log.incarnation.incarnation
-                self.world.oracle.savepoints.triggered(incarnation, checkpoint, final=final, savepoint=savepoint)
-                aligned_chance = self.world.luck.aligned_chance
-                aligned = bool(aligned_chance) and self.world.rng.random() < aligned_chance
-                overtakes_after_ms = None if aligned else overtakes_after_ms
-                if aligned or (final and not self.world.topology.loops):
-                    self.world.oracle.aligned.add((incarnation, self.core.attempt, checkpoint))
-                for worker in self.workers:
-                    added = self.world.share(self._topics.added, self.scale.parallelism, worker.index)
-                    worker.tell(msg.Trigger(checkpoint, base, final, added, savepoint, overtakes_after_ms))
-            case events.Decide(plan):
-                pinned = self.core.pinned
-                self._on_broker(
-                    lambda: self._run(self.leader.decide(plan, pinned)), lambda verdict: self._concluded(plan, verdict)
-                )  # fmt: skip
-            case events.AnnounceFinalized(checkpoint):
-                for worker in self.workers:
-                    worker.tell(msg.CheckpointFinalized(checkpoint))
-            case events.Hold(held):
-                self.world.seen["held" if held else "held no more"] += 1
-                for worker in self.workers:
-                    worker.tell(msg.Hold(held))
-            case events.Restart(attempt, delay_ms, reason):
-                self.world.note(f"{self} restarts: {reason}")
-                self.world.oracle.savepoints.restarted(self.log.incarnation.incarnation)
-                self.kill_workers()
-                self._delay_ms, self._deploy = delay_ms, None
-                self._on_broker(
-                    lambda: self._run(self.leader.begin_attempt(attempt)),
-                    lambda manifest: self._feed(events.Recovered(manifest)),
-                )
-            case events.Deploy():
-                self._deploy = (self.world.clock.monotonic_ms() + self._delay_ms, effect)
-            case events.End():
-                self.end = self.end or effect
-            case events.Note(text):
-                self.world.seen["aborted checkpoint"] += 1
-                self.world.note(f"{self}: {text}")
+    def start_workers(self, attempt: int, manifest: Manifest, heard: Heard, lost: Lost) -> None:
+        self._heard, self._lost = heard, lost
+        self.workers = self.world.start_workers(self, self.number, attempt, manifest, self.topics.offsets)
 
-    def _concluded(self, plan: events.PendingCheckpoint, verdict: Any) -> None:
-        self.carries = False
-        if isinstance(verdict, Decided):
-            self.world.seen["refused commit"] += "refused" in verdict.unsettled.values()
-            self.world.seen["unknown commit"] += "unknown" in verdict.unsettled.values()
-        reason = getattr(verdict, "reason", "")
-        self.world.note(f"{self}: checkpoint {plan.checkpoint}: {type(verdict).__name__} {reason}")
-        self._feed(events.Concluded(plan.checkpoint, verdict))
-
-    def _start_workers(self, deploy: events.Deploy) -> None:
-        self._deploy = None
-        self._restored, self._finished = set(), set()
-        incarnation = self.log.incarnation.incarnation
-        self.workers = self.world.start_workers(
-            self, incarnation, deploy.attempt, deploy.manifest, self._topics.offsets
-        )
-
-    def kill_workers(self) -> None:
+    def kill_workers(self) -> bool:
         for worker in self.workers:
             worker.kill()
         self.workers = []
+        return True
+
+    def finish_workers(self, heard: Callable[[object], None]) -> None:
+        self.kill_workers()
 
     # --- what workers say ---------------------------------------------------------------------------------------
 
-    def hear(self, worker: Process, what: str, *details: Any) -> None:
+    def hear(self, worker: Process, message: object) -> None:
         """A message from *worker*; from one of another attempt it is not read."""
-        self._inbox.append(lambda: self._heard(worker, what, *details) if worker in self.workers else None)
+        self._inbox.append(lambda: self._heard(worker, message) if worker in self.workers else None)
 
-    def _heard(self, worker: Process, what: str, *details: Any) -> None:
-        match what, *details:
-            case "restored", *_:
-                self._restored.add(worker.index)
-                if len(self._restored) == len(self.workers):
-                    self._feed(events.Deployed())
-            case "prepared", sink, name:
-                self._on_broker(
-                    lambda: self._described(name), lambda state: self._grant(worker, sink, name, state)
-                )  # fmt: skip
-            case "acknowledged", ack:
-                self.leader.acknowledged(ack)
-                self._on_broker(lambda: self._run(self.leader.count_acknowledged()), lambda _: None)
-                self._feed(events.Acknowledged(ack))
-            case "source finished", task, subtask:
-                self._finished.add((task, subtask))
-                if self._finished == self.scale.source_subtasks:
-                    self._feed(events.SourcesFinished())
-            case "failed", reason, error:
-                self._feed(events.Failed(reason, error))
-
-    def _described(self, name: str) -> Steps:
-        states = yield from self.world.until_answered("describe_transactions", [name])
-        return states[name]
-
-    def _grant(self, worker: Process, sink: str, name: str, state: Any) -> None:
-        """Producer id and epoch are read between the producer's initialisation and its first record."""
-        if worker not in self.workers:
-            return
-        if state is None or state.state != "Empty":
-            self._feed(events.Failed(f"{name} is not Empty"))
-            return
-        worker.tell(msg.Granted(sink, name, state.producer_id, state.epoch))
-        self._feed(events.ProducerGranted(sink, worker.index))
+    def lose(self, worker: Process, reason: str) -> None:
+        """The end of *worker*'s control channel."""
+        self._inbox.append(lambda: self._lost(reason) if worker in self.workers else None)
 
     # --- recovery -----------------------------------------------------------------------------------------------
-
-    def _open(self) -> Steps:
-        self._topics.look_at_inputs()
-        self._topics.look_at_outputs()
-        self._restoring = yield from savepoint_to_restore(self, self._topics.inputs)
-        yield from self._run(self.leader.begin())
-        if self._restoring is not None:
-            judge_behind_the_fence(self, self._restoring)
-        return (yield from self._run(self.leader.recover()))
 
     def _references(self, manifest: Manifest) -> Generator[int | None, None, set[BlockRef]]:
         listed: list[BlockRef] = []
@@ -389,7 +332,7 @@ class SimulatedCoordinator:
             case requests.Pause(duration_ms):
                 yield self.world.clock.monotonic_ms() + duration_ms
             case _:
-                answer = self._topics(request)
+                answer = self.topics(request)
                 return (yield from self._log_answers(request)) if answer is NotImplemented else answer
         return None
 

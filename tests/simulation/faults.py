@@ -16,6 +16,7 @@ from topologies import topic_of
 
 from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.requests import FindReferences
+from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE
 from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.broker.unreliable import Fault
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 EXPIRY_MS = 60_000
 """After so long the broker forgets a transactional id."""
+
+BEGINNINGS_MAX = 8
+"""Then one of them is left to complete a checkpoint."""
 
 
 class FaultInjector:
@@ -178,6 +182,13 @@ class FaultInjector:
         if self.world.coordinator is not None:
             self.crash(self.world.coordinator)
 
+    def crash_beginning(self) -> None:
+        """A first run ends before its first checkpoint, or before it has noted where it starts."""
+        coordinator, decided = self.world.coordinator, self.world.oracle.manifests
+        if coordinator is not None and not any(decided) and len(self.world.coordinators) < BEGINNINGS_MAX:
+            self.world.seen["ended before its first checkpoint" if decided else "ended before manifest 0"] += 1
+            self.crash(coordinator)
+
     def crash(self, coordinator: SimulatedCoordinator) -> None:
         """*coordinator* is over; its workers go with it, or live on for a while."""
         self.world.seen["coordinator crashed"] += 1
@@ -294,12 +305,12 @@ class FaultInjector:
     def stop(self) -> None:
         if self.world.coordinator is not None:
             self.world.seen["stop asked for"] += 1
-            self.world.coordinator.stop()
+            self.world.coordinator.job.stop()
 
     def cancel(self) -> None:
         if self.world.coordinator is not None:
             self.world.seen["cancel asked for"] += 1
-            self.world.coordinator.cancel()
+            self.world.coordinator.leader.is_asked(CANCEL)
 
     def ask_for_savepoint(self) -> None:
         stop = self.rng.random() < 0.1
@@ -310,7 +321,7 @@ class FaultInjector:
         found = self.world.oracle.savepoints.to_delete
         if found and self.world.coordinator is not None:
             self.world.seen["savepoint deleted"] += 1
-            self.world.coordinator.delete_savepoint(self.rng.choice(found))
+            self.world.coordinator.leader.is_asked(DELETE, self.rng.choice(found))
 
     # --- two brokers --------------------------------------------------------------------------------------------
 

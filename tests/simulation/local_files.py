@@ -16,7 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
-from exactlyonce.engines.backends import HASHMAP, ROCKSDB, StateSettings
+from exactlyonce.engines.options import HASHMAP, ROCKSDB, StateSettings
 from exactlyonce.state.tiered import files, interval, interval_blocks, table
 
 if TYPE_CHECKING:

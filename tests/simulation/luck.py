@@ -187,6 +187,10 @@ LUCK = {
     "load and crashes": replace(
         _LOAD, kinds=("kill_worker", "crash_coordinator"), chances={**_LOAD.chances, "_chance": 0.0005},
     ),
+    "beginnings": Luck(
+        kinds=("crash_beginning",), fates=("crash", "sleep"),
+        chances={"_chance": 0.01, "_network_chance": 0.001, "_request_chance": 0.01},
+    ),
     "stops": Luck(kinds=("stop",), chances={"_chance": 0.004, "_request_chance": 0.0}),
     "unaligned stops": Luck(
         kinds=("stop", "slow_worker"), chances={"_chance": 0.01, "_request_chance": 0.0}, settings={"unaligned": True},

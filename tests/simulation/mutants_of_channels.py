@@ -30,11 +30,12 @@ from exactlyonce.checkpoint.alignment import Alignment
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.events import Trigger
 from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest
-from exactlyonce.engines import in_flight
-from exactlyonce.engines.local.channels import BarrierFrame, Capture, SocketChannel
+from exactlyonce.engines.local.channels import Capture, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelCapture, ChannelInput, RestoredInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
 from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.state.errors import DamagedState
 
 UNALIGNED, REPLAYS, CYCLES = "unaligned", "unaligned replays", "cycles"
@@ -59,8 +60,8 @@ def _twice(real: Any, self: Capture, frame: Any) -> None:
 
 
 @mutant("what its sender had not sent is not captured", WRONG, luck=UNALIGNED, first=11)
-@in_place_of(SocketChannel, "send_barrier")
-def _unsent(real: Any, self: SocketChannel, barrier: BarrierFrame) -> None:
+@in_place_of(SocketChannel, "send_signal")
+def _unsent(real: Any, self: SocketChannel, barrier: Barrier) -> None:
     unsent = [self._outbox.pop() for _ in range(len(self._outbox) - 1)]  # of the first, some may be sent
     real(self, barrier)
     self._outbox.extend(reversed(unsent))
@@ -86,7 +87,7 @@ def _taken() -> Iterable[Any]:
 
     def capture(real: Any, self: ChannelInput, checkpoint: int) -> Any:
         found, last = real(self, checkpoint), taken.get(id(self))
-        if last is not None and not isinstance(last, BarrierFrame):
+        if last is not None and not isinstance(last, Barrier):
             found.begun.insert(0, self.codec.encode(last))
         return found
 
@@ -114,7 +115,7 @@ def _leaking() -> Iterable[Any]:
     captured: dict[int, ChannelCapture] = {}
     bases: list[int] = []
 
-    def overtake(real: Any, self: Subtask, frame: BarrierFrame) -> None:
+    def overtake(real: Any, self: Subtask, frame: Barrier) -> None:
         bases[:] = [frame.base]
         real(self, frame)
 
@@ -145,9 +146,7 @@ def _final(real: Any, self: Coordinator, now_ms: int) -> Any:
 
 @mutant("a barrier that must be aligned overtakes", r"checkpoint \d+ is aligned|" + OPEN, luck="savepoints between")
 @in_place_of(Subtask, "triggered")
-def _never_aligned(
-    real: Any, self: Subtask, frame: BarrierFrame, overtakes_s: float | None, *, final: bool = False
-) -> None:
+def _never_aligned(real: Any, self: Subtask, frame: Barrier, overtakes_s: float | None, *, final: bool = False) -> None:
     real(self, frame, 0.0, final=final)
 
 
@@ -214,11 +213,11 @@ def _upstream_first(real: Any, manifest: Any, graph: Any, *arguments: Any) -> An
 @mutant("the order log does not count what was on its way", REPEATED, shape="union", luck=REPLAYS, first=13)
 @in_place_of(Subtask, "_process", unfitting())
 def _uncounted(real: Any, self: Subtask, source: Any, batch: Any) -> None:
-    order = self.order
+    order = self.operators.order
     if isinstance(source, RestoredInput):
-        self.order = None
+        self.operators.order = None
     real(self, source, batch)
-    self.order = order
+    self.operators.order = order
 
 
 # --- loops ------------------------------------------------------------------------------------------------------------
@@ -305,7 +304,7 @@ def _after_the_last(real: Any, self: Subtask, frame: Any, overtakes_s: float | N
 
 
 @mutant("the barrier does not go into the loop", STUCK, shape="cycle", luck=CYCLES)
-@in_place_of(LoopChannel, "send_barrier")
+@in_place_of(LoopChannel, "send_signal")
 def _no_barrier(real: Any, self: LoopChannel, barrier: Any) -> None:
     pass
 

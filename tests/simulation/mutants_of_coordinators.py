@@ -46,12 +46,13 @@ from exactlyonce.checkpoint.requests import Reached, RemoveBlocks
 from exactlyonce.checkpoint.retention import Ledger
 from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
 from exactlyonce.checkpoint.states import JobState
-from exactlyonce.checkpoint.store.files.names import name_of
-from exactlyonce.checkpoint.store.files.writer import FileBlocks
 from exactlyonce.checkpoint.transactions import commit
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.resolution import Resolution
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
+from exactlyonce.connectors.blocks.names import name_of
+from exactlyonce.connectors.blocks.writer import FileBlocks
+from exactlyonce.engines.local.job import Job
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.savepoints import restoring
 from exactlyonce.pipeline.errors import StorageUnavailable
@@ -171,7 +172,7 @@ def _no_sweep_of_empty(real: Any, *arguments: Any, **options: Any) -> Any:
         return end.value
 
 
-@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=198)
+@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=75)
 @in_place_of(of_transactions, "sweep")
 def _unprotected(real: Any, pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
     return real(pipeline, incarnation, attempt, **{**options, "protected": ()})
@@ -205,11 +206,39 @@ mutant(
 )  # fmt: skip
 
 
-@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=58)
+@mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=213)
 @in_place_of(commit, "await_markers")
 def _believed_markers(real: Any, committables: Any, *, commit: bool) -> Any:
     yield from real(committables, commit=commit)
     return set()
+
+
+# --- first runs -----------------------------------------------------------------------------------------------------
+
+
+@mutant("a run that finds no checkpoint notes the start anew", "there are two manifests", luck="beginnings")
+@in_place_of(Leader, "recover", unchecked(history, "Checkpoint ids only grow"))
+def _starts_anew(real: Any, self: Leader) -> Any:
+    latest = self.log.history.latest
+    if latest is not None and latest.checkpoint == 0:
+        yield from self._first_manifest()
+    return (yield from real(self))
+
+
+@mutant("a run that finds no checkpoint aborts nothing of the run before", SWEPT + "|" + OPEN, luck="beginnings")
+@in_place_of(of_transactions, "sweep")
+def _no_first_sweep(real: Any, pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
+    return (yield from real(pipeline, incarnation, attempt, **options)) if attempt else 0
+
+
+# --- the job ------------------------------------------------------------------------------------------------------
+
+
+@mutant("a job does not hand over what was acknowledged", LEFT)
+@in_place_of(Job, "_heard")
+def _not_handed_over(real: Any, self: Job, worker: Any, message: Any) -> None:
+    with patch.object(self.leader, "acknowledged", lambda ack: None):
+        real(self, worker, message)
 
 
 # --- the coordinator ------------------------------------------------------------------------------------------------
@@ -234,11 +263,11 @@ def _drop_late(real: Any, self: Coordinator, ack: Any, now_ms: int) -> Any:
 
 @mutant(
     "a restart does not finish what is decided", r"is decided before the one before it is finalized|" + ABORTED,
-    luck="naps", first=12,
+    luck="naps",
 )  # fmt: skip
 @in_place_of(Leader, "finish", unchecked(history, "Checkpoint "))
 def _unfinished_restart(real: Any, self: Leader, *given: Any) -> Any:
-    return real(self, *given) if self.attempt == self.led.attempt else _nothing({})
+    return real(self, *given) if self.attempt == self.config.attempt else _nothing({})
 
 
 def _nothing(result: Any) -> Any:
@@ -320,7 +349,7 @@ def _left_open(real: Any, self: Any, request: str) -> Any:
 
 @mutant(
     "a cancelled run does not finish what is decided",
-    r"checkpoint \d+ is condemned before it is known to be committed", luck="cancelled and deleted", first=193,
+    r"checkpoint \d+ is condemned before it is known to be committed", luck="cancelled and deleted", first=86,
 )  # fmt: skip
 @in_place_of(Coordinator, "_restart")
 def _unfinished(real: Any, self: Any, reason: str, now_ms: int, *, unfinished: bool = False) -> Any:

@@ -156,9 +156,9 @@ def _not_carried(real: Any, self: Coordinator, now_ms: int) -> Any:
 
 @mutant("carried rows are applied behind newer ones", DISORDERED, luck="carried")
 def _carried_last() -> Iterable[Any]:
-    def in_order(real: Any, committables: Any, before: Any, descriptions: Any) -> Any:
+    def in_order(real: Any, committables: Any, before: Any, sinks: Any) -> Any:
         return tuple(
-            msgspec.structs.replace(each, previous=before.get(each.writer, 0), description=descriptions[each.sink])
+            msgspec.structs.replace(each, previous=before.get(each.writer, 0), description=sinks[each.sink].digest)
             for each in sorted(committables, key=lambda each: (-each.checkpoint, *each.writer))
         )
 

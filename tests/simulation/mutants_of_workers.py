@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count, repeat
 from typing import Any
 from unittest.mock import patch
@@ -26,19 +27,21 @@ from planting import (
     unchecked,
     unfitting,
 )
+from repair import ReplayEnds
 
+from exactlyonce.checkpoint import block_storage as storage
 from exactlyonce.checkpoint import decision_log
 from exactlyonce.checkpoint.alignment import Alignment
-from exactlyonce.checkpoint.store import storage
 from exactlyonce.connectors.kafka.reader import KafkaReader
-from exactlyonce.engines import wiring
-from exactlyonce.engines.blocks import BlockNames
 from exactlyonce.engines.bounded.unit import ordering
 from exactlyonce.engines.local import building
-from exactlyonce.engines.local.channels import BarrierFrame, LocalChannel, SocketChannel
+from exactlyonce.engines.local.channels import LocalChannel, SocketChannel
 from exactlyonce.engines.local.inputs import ChannelInput, SourceInput
 from exactlyonce.engines.local.task import Subtask
-from exactlyonce.engines.order_log import OrderRuns
+from exactlyonce.engines.runtime.assembler import Assembler
+from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.order_log import OrderRuns
+from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.sinks.kafka.transaction_pool import SlotState, TransactionPool
 from exactlyonce.sinks.kafka.writer import KafkaWriter
 from exactlyonce.sinks.writer import FlushedInterval
@@ -72,7 +75,7 @@ def _first_input(real: Any, self: Alignment, source: Any, checkpoint: int, *, al
 
 @mutant("the snapshot is taken after the next batch", WRONG)
 @in_place_of(Subtask, "_snapshot")
-def _late_snapshot(real: Any, self: Subtask, frame: BarrierFrame, captures: Any) -> Any:
+def _late_snapshot(real: Any, self: Subtask, frame: Barrier, captures: Any) -> Any:
     for source in self.sources:
         if not source.triggers:
             batch = source.reader.poll(5, 0.0)
@@ -83,23 +86,23 @@ def _late_snapshot(real: Any, self: Subtask, frame: BarrierFrame, captures: Any)
 
 @mutant("a barrier overtakes the frame before it", WRONG, first=5)
 def _overtaking() -> Iterable[Any]:
-    def in_memory(real: Any, self: LocalChannel, barrier: BarrierFrame) -> None:
+    def in_memory(real: Any, self: LocalChannel, barrier: Barrier) -> None:
         frames = self._arrivals.frames
         frames.insert(max(0, len(frames) - 1), barrier)
 
-    def over_socket(real: Any, self: SocketChannel, barrier: BarrierFrame) -> None:
+    def over_socket(real: Any, self: SocketChannel, barrier: Barrier) -> None:
         last = self._outbox.pop() if len(self._outbox) > 1 else None
         real(self, barrier)
         if last is not None:
             self._outbox.append(last)
 
-    yield replaced(LocalChannel, "send_barrier", in_memory)
-    yield replaced(SocketChannel, "send_barrier", over_socket)
+    yield replaced(LocalChannel, "send_signal", in_memory)
+    yield replaced(SocketChannel, "send_signal", over_socket)
 
 
 @mutant("a channel drops the frame before a barrier", WRONG, first=7)
-@in_place_of(SocketChannel, "send_barrier")
-def _dropped_frame(real: Any, self: SocketChannel, barrier: BarrierFrame) -> None:
+@in_place_of(SocketChannel, "send_signal")
+def _dropped_frame(real: Any, self: SocketChannel, barrier: Barrier) -> None:
     if len(self._outbox) > 1:
         self._outbox_bytes -= len(self._outbox.pop())
     real(self, barrier)
@@ -187,7 +190,7 @@ def _uncloned(real: Any, self: Any, keys: Any) -> None:
 
 mutant(
     "two parts of a state have one key", r"is not where it is referred to|" + LEFT + "|" + TOMBSTONED,
-    patch.object(BlockNames, "_next", lambda self: 1), unchecked(storage, "A block is written once"),
+    patch.object(WorkerBlocks, "_next", lambda self: 1), unchecked(storage, "A block is written once"),
     unchecked(decision_log, "A block that a manifest names"), first=88,
 )  # fmt: skip
 
@@ -311,11 +314,11 @@ def _sorted_log(real: Any, self: OrderRuns, *, exact: bool = True) -> Any:
 
 
 @mutant("a replay does not restore the checkpoint before", REPEATED, shape="chain", luck="replays", first=5)
-@in_place_of(wiring, "table_of")
-def _replay_from_nothing(real: Any, *arguments: Any, **options: Any) -> Any:
-    node, graph, parallelism, subtask, manifest, reader = arguments
-    without = msgspec.structs.replace(manifest, operators=())
-    return real(node, graph, parallelism, subtask, without, reader, **options)
+@in_place_of(Assembler, "assemble")
+def _replay_from_nothing(real: Any, self: Assembler, task: Any, ends: Any, made: Any) -> None:
+    if isinstance(ends, ReplayEnds):
+        self = replace(self, manifest=msgspec.structs.replace(self.manifest, operators=()))
+    real(self, task, ends, made)
 
 
 @mutant(

@@ -34,7 +34,7 @@ from exactlyonce.checkpoint.records.manifest import (
     Repair,
 )  # fmt: skip
 from exactlyonce.checkpoint.transactions.commit import is_older
-from exactlyonce.engines.in_flight import listed_in
+from exactlyonce.engines.runtime.in_flight import listed_in
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.errors import DamagedState
 from exactlyonce.state.hash_map import HashMapBackend

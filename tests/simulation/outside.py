@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from watched import demand
 
+from exactlyonce.checkpoint.block_storage import DamagedBlock, Scanned, verified_value
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
-from exactlyonce.checkpoint.store.files.folder import StoredFile
-from exactlyonce.checkpoint.store.files.names import name_of, reference
-from exactlyonce.checkpoint.store.files.storage import FileStorage
-from exactlyonce.checkpoint.store.files.writer import FileBlocks
-from exactlyonce.checkpoint.store.storage import DamagedBlock, Scanned, verified_value
+from exactlyonce.connectors.blocks.folder import StoredFile
+from exactlyonce.connectors.blocks.names import name_of, reference
+from exactlyonce.connectors.blocks.storage import FileStorage
+from exactlyonce.connectors.blocks.writer import FileBlocks
 from exactlyonce.pipeline.errors import StorageUnavailable
 
 if TYPE_CHECKING:

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING
 
 from clients import PIPE_BYTES, Awaited, Pipe, Produced, SimulatedClients, Steps
 from outside import SimulatedFileBlocks
-from topologies import Topology
 from watched import Asserted
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.engines.activity import Activity
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.worker import Worker
-from exactlyonce.engines.plan import plan
-from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, is_fatal
-from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.engines.plan import Plan
+from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, class_name, is_fatal
 
 if TYPE_CHECKING:
     from coordinator import SimulatedCoordinator
@@ -33,28 +31,17 @@ IDLE_UNDER_LOAD_MS = 10
 """Where it takes time that records of a source gather, as with the one that ships."""
 
 
-class Scale:
-    def __init__(self, topology: Topology, graph: LogicalGraph, parallelism: int) -> None:
-        self.parallelism = parallelism
-        self.plan = plan(graph, parallelism)
-        every = range(parallelism)
-        self.subtasks = {(each.name, i) for each in self.plan.tasks for i in every}
-        self.source_subtasks = {(each.name, i) for each in self.plan.tasks if each.sources for i in every}
-        self.sink_subtasks = {(sink, i) for sink in topology.sinks for i in every}
-        """Of the sinks that write in transactions."""
-
-
 class Attempt:
     def __init__(
-        self, scale: Scale, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]
+        self, plan: Plan, incarnation: int, number: int, manifest: Manifest, offsets: dict[str, dict[int, int]]
     ) -> None:
-        self.scale, self.incarnation, self.number = scale, incarnation, number
+        self.plan, self.incarnation, self.number = plan, incarnation, number
         self.manifest, self.offsets = manifest, offsets
         self.pipes: dict[tuple[int, str], Pipe] = {}
 
     def connect(self, world: World, processes: list[Process]) -> None:
         size = world.rng.choice(PIPE_BYTES)
-        for edge, i, j in self.scale.plan.channels():
+        for edge, i, j in self.plan.channels():
             if i != j:
                 writer, reader = Pipe(processes[i], size), Pipe(processes[j], size)
                 writer.peer, reader.peer = reader, writer
@@ -69,14 +56,9 @@ class Control:
         self.inbox: deque[object] = deque()
 
     def send(self, message: msg.ToCoordinator, /) -> None:
-        process = self.process
-        match message:
-            case msg.Prepared(sink, _, transactional_id):
-                process.coordinator.hear(process, "prepared", sink, transactional_id)
-            case msg.Acknowledge(ack):
-                process.coordinator.hear(process, "acknowledged", ack)
-            case msg.SourceFinished(task, subtask):
-                process.coordinator.hear(process, "source finished", task, subtask)
+        """Figures are for people: they only take time."""
+        if not isinstance(message, msg.Progress):
+            self.process.coordinator.hear(self.process, message)
 
     def receive(self, timeout_s: float | None = 0.0, /) -> Iterable[object]:
         while self.inbox:
@@ -87,8 +69,9 @@ class Control:
 
 
 class Process:
-    def __init__(self, world: World, coordinator: SimulatedCoordinator, attempt: Attempt, index: int) -> None:
-        self.world, self.coordinator, self.attempt, self.index = world, coordinator, attempt, index
+    def __init__(self, world: World, coordinator: SimulatedCoordinator, attempt: Attempt, subtask: int) -> None:
+        self.world, self.coordinator, self.attempt, self.subtask = world, coordinator, attempt, subtask
+        self.pid: int | None = None
         self.alive, self.paused_until_ms = True, 0
         self.busy_ms = 0
         """What the records of the turn that goes on have cost."""
@@ -110,14 +93,16 @@ class Process:
         try:
             yield from self._live()
         except InvariantViolation as error:
-            raise Asserted(f"worker {self.index}: a rule that the code asserts does not hold: {error}") from error
+            raise Asserted(f"worker {self.subtask}: a rule that the code asserts does not hold: {error}") from error
         except ExactlyOnceError as error:
-            self.fail(str(error), error if is_fatal(error) else None)
+            name = class_name(error) if is_fatal(error) else ""
+            self.control.send(msg.WorkerFailed(self.subtask, name, str(error), {}, {**error.facts}))
+            self.kill()
 
     def _live(self) -> Steps:
         yield None  # its channels are laid
         clients = SimulatedClients(self)
-        start = self.world.start_message(self.attempt, self.index)
+        start = self.world.start_message(self.attempt, self.subtask)
         worker = Worker(self.control, start, clients, Activity(clients.monotonic_s))
         while True:
             try:
@@ -128,7 +113,7 @@ class Process:
             yield from clients.blocks.get(self.world, refs)
         self.worker, clients.blocks.at_once = worker, self.world
         self.world.seen["restored records on their way"] += any(each.restored for each in worker.built.subtasks)
-        self.coordinator.hear(self, "restored")
+        self.control.send(msg.Ready(self.subtask, self.world.fingerprint, 0))
         while worker.running:
             yield self._turned(worker)
         worker.close()
@@ -165,8 +150,8 @@ class Process:
         self.control.inbox.append(message)
         self.wake()
 
-    def fail(self, reason: str, error: ExactlyOnceError | None = None) -> None:
-        self.coordinator.hear(self, "failed", f"worker {self.index}: {reason}", error)
+    def fail(self, reason: str) -> None:
+        self.coordinator.lose(self, f"worker {self.subtask}: {reason}")
         self.kill()
 
     def kill(self) -> None:

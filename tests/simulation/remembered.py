@@ -18,7 +18,7 @@ from msgspec import inspect
 from exactlyonce.checkpoint.records import history
 from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.checkpoint.records.encoding import DecisionKey
-from exactlyonce.checkpoint.store import blocks
+from exactlyonce.connectors.kafka.checkpoint_topic import blocks
 
 ANSWERS_MAX = 1_000
 """Of each function."""

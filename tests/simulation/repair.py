@@ -8,7 +8,7 @@ what starts one unit after the other, are stood in for.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,16 +21,18 @@ from exactlyonce.checkpoint.records import committable
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.source import KafkaSource
-from exactlyonce.engines import in_flight, wiring
-from exactlyonce.engines import operators as ops
-from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.bounded.unit import ordering
-from exactlyonce.engines.order_log import order_runs
-from exactlyonce.engines.plan import Plan, Task
-from exactlyonce.engines.source_decoder import SourceDecoder
-from exactlyonce.pipeline.context import Context
+from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge
+from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime import operators as ops
+from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, sink_output
+from exactlyonce.engines.runtime.batch import Batch, Push
+from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.order_log import order_runs
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.pipeline.errors import BrokerUnavailable
-from exactlyonce.pipeline.graph import Input, Kind, Node
+from exactlyonce.pipeline.graph import Node
 from exactlyonce.sinks.kafka.sink import KafkaSink, Outputs
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.testing.broker.interface import Error, Isolation
@@ -71,7 +73,7 @@ def replayed(coordinator: SimulatedCoordinator, manifest: Manifest, lost: Commit
         left[log.task, log.subtask] = in_flight.records_by_channel(in_flight.decode(bodies))
     blocks = FetchedBlocks()
     while True:
-        replay = Replay(world.scaled(manifest.parallelism).plan, base, ranges, logs, blocks, left)
+        replay = Replay(world.planned(manifest.parallelism), base, ranges, logs, blocks, left)
         try:
             replay.run()
             break
@@ -154,15 +156,16 @@ class Replay:
     """By task and subtask, and channel, what was on its way at the end."""
     outputs: defaultdict[tuple[str, int], Records] = field(default_factory=lambda: defaultdict(list))
     """By sink and subtask."""
-    _frames: defaultdict[tuple[str, int, int], list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    frames: defaultdict[tuple[str, int, int], list[bytes]] = field(default_factory=lambda: defaultdict(list))
     """By edge, sender and receiver."""
-    _before: list[in_flight.InFlightFrame] = field(default_factory=list)
-    """What was on its way at the base, to the subtask that is made."""
 
     def run(self) -> None:
         for task in self.plan.tasks:
             for subtask in range(self.plan.parallelism):
-                lanes = self._lanes(task, subtask)
+                ends = ReplayEnds(self, subtask)
+                assembler = Assembler(self.plan, subtask, self.base, self.blocks, HashMapBackend())
+                assembler.assemble(task, ends, TaskOperators(task.name, subtask))
+                lanes = ends.lanes
                 order = order_runs(task, self.plan.shuffles, several=len(lanes) > 1)
                 logs, left = self.logs.get((task.name, subtask), []), self.left.get((task.name, subtask), {})
                 if logs or left:
@@ -170,71 +173,64 @@ class Replay:
                 else:
                     ordering.take_by_time(lanes, order, ordering.BatchTime())
 
-    def _lanes(self, task: Task, subtask: int) -> list[ordering.Lane]:
-        lanes: list[ordering.Lane] = []
-        graph, parallelism = self.plan.graph, self.plan.parallelism
-        self._before = in_flight.restored(self.base, graph, subtask, parallelism, self.blocks)
-        operators: dict[str, Any] = {}
-        for node in task.nodes:
-            operators[node.id] = self._operator(node, subtask)
-            if node.kind is Kind.SOURCE:
-                lanes += self._partitions(node, subtask, operators[node.id])
-            for read in node.inputs:
-                lanes += self._connect(read, node, subtask, operators)
-        self._sends(task, subtask, operators)
-        return lanes
 
-    def _operator(self, node: Node, subtask: int) -> Any:
-        graph, parallelism = self.plan.graph, self.plan.parallelism
-        if node.kind is Kind.SINK and not isinstance(node.sink, KafkaSink):
-            return _ignored
-        if node.kind is Kind.SINK:
-            assert isinstance(node.sink, KafkaSink)
-            encoder = node.sink.encoder(graph.type_of(node.inputs[0]))
-            return ops.SinkOutput(node.id, _Collected(self.outputs[node.id, subtask]), encoder)
+@dataclass
+class ReplayEnds:
+    """What a subtask of a replay reads and writes."""
 
-        def table(node: Node) -> Any:
-            return wiring.table_of(
-                node, graph, parallelism, subtask, self.base, self.blocks, drops_fields=False, backend=HashMapBackend()
-            )
+    replay: Replay
+    subtask: int
+    partitions: list[ordering.Lane] = field(default_factory=list)
+    channels: dict[str, ordering.ChannelLane] = field(default_factory=dict)
 
-        return wiring.make_operator(node, Context(node.id, subtask, parallelism), table).operator
+    @property
+    def lanes(self) -> list[ordering.Lane]:
+        return [*self.partitions, *self.channels.values()]
 
-    def _partitions(self, node: Node, subtask: int, operator: ops.Push) -> Iterator[ordering.Lane]:
+    def read(self, node: Node, push: Push) -> None:
         assert isinstance(node.source, KafkaSource)
         decoder = SourceDecoder(node.id, node.source)
-        for (source, partition), messages in self.ranges.items():
-            if source == node.id and partition % self.plan.parallelism == subtask:
+        for (source, partition), messages in self.replay.ranges.items():
+            if source == node.id and partition % self.replay.plan.parallelism == self.subtask:
                 reader: Any = _Range(messages)
-                yield ordering.PartitionLane(source, partition, reader, decoder, operator)
+                self.partitions.append(ordering.PartitionLane(source, partition, reader, decoder, push))
 
-    def _connect(self, read: Input, node: Node, subtask: int, operators: dict[str, Any]) -> Iterator[ordering.Lane]:
-        edge, name = self.plan.shuffle_into(node, read), f"{read.node}>{node.id}"
-        sent: dict[str, list[bytes]] = {}
-        for each in self._before:
-            if each.edge == name:
-                sent.setdefault(each.channel, []).append(bytes(ordering.TIME_BYTES) + each.frame)
-        if edge is None:
-            ops.listeners(operators[read.node], read.output).append(operators[node.id])
-        else:
-            for sender in range(self.plan.parallelism):
-                sent.setdefault(f"{name}:{sender}", []).extend(self._frames[name, sender, subtask])
-        codec = BatchCodec(self.plan.graph.type_of(read))
-        for channel, frames in sent.items():
-            yield ordering.ChannelLane(channel, None, codec, operators[node.id], _frames=iter(frames))
+    def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push) -> None:
+        for sender in range(self.replay.plan.parallelism):
+            name = f"{edge.name}:{sender}"
+            sent = self.replay.frames[edge.name, sender, self.subtask]
+            self.channels[name] = ordering.ChannelLane(name, None, codec, push, [*sent])
 
-    def _sends(self, task: Task, subtask: int, operators: dict[str, Any]) -> None:
-        for edge in self.plan.out_of(task):
-            codec = BatchCodec(self.plan.graph.type_of(Input(edge.producer)))
+    def restore(self, frames: Sequence[InFlightFrame], edges: Mapping[str, RestoredEdge]) -> None:
+        for frame in reversed(frames):
+            edge = edges[frame.edge]
+            lane = ordering.ChannelLane(frame.channel, None, edge.codec, edge.push)
+            self.channels.setdefault(frame.channel, lane).before.insert(0, frame.frame)
 
-            def send(receiver: int, batch: ops.Batch, name: str = edge.name, codec: BatchCodec = codec) -> None:
-                self._frames[name, subtask, receiver].append(bytes(ordering.TIME_BYTES) + codec.encode(batch))
+    def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Push:
+        def send(receiver: int, batch: Batch) -> None:
+            self.replay.frames[edge.name, self.subtask, receiver].append(codec.encode(batch))
 
-            shuffle = ops.Shuffle(edge.name, send, self.plan.parallelism, self.plan.graph.max_parallelism)
-            operators[edge.producer].downstream.append(shuffle)
+        return ops.Shuffle(edge.name, send, self.replay.plan.parallelism, self.replay.plan.graph.max_parallelism)
+
+    def write(self, node: Node) -> Push:
+        if not isinstance(node.sink, KafkaSink):
+            return _ignored
+        graph = self.replay.plan.graph
+        encoder = node.sink.encoder(graph.type_of(node.inputs[0]))
+        return sink_output(node, graph, _Collected(self.replay.outputs[node.id, self.subtask]), encoder)
+
+    def touched_groups(self, node: Node) -> None:
+        """All."""
+
+    def come_round(self, edge: FeedbackEdge, codec: BatchCodec, push: Push) -> None:
+        raise AssertionError("loops are not replayed")
+
+    def feed(self, edge: FeedbackEdge, codec: BatchCodec) -> Push:
+        raise AssertionError("loops are not replayed")
 
 
-def _ignored(batch: ops.Batch) -> None:
+def _ignored(batch: Batch) -> None:
     """What a sink sets aside is not lost with a transaction."""
 
 

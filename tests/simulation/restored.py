@@ -18,7 +18,8 @@ from watched import demand
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.encoding import Block, DamagedRecord
 from exactlyonce.checkpoint.records.manifest import BlockRef, Restored
-from exactlyonce.checkpoint.store.blocks import BlockWriter
+from exactlyonce.checkpoint.requests import Procedure
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
 from exactlyonce.engines.blocks import Storages
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.savepoints.fitting import Surroundings
@@ -28,7 +29,6 @@ from exactlyonce.state.errors import DamagedState
 from exactlyonce.testing.broker.interface import Error
 
 if TYPE_CHECKING:
-    from clients import Steps
     from coordinator import SimulatedCoordinator
     from world import World
 
@@ -73,27 +73,27 @@ class _Storage:
         return BlockWriter(producer, self._world.topic, incarnation, attempt, nonce)
 
 
-def savepoint_to_restore(coordinator: SimulatedCoordinator, inputs: Any) -> Steps:
+def savepoint_to_restore(coordinator: SimulatedCoordinator, inputs: Any) -> Procedure[Restoring | None]:
     """The newest checkpoint, if it is a savepoint and somebody wants to begin from it; else None."""
     world = coordinator.world
     if world.rng.random() >= world.luck.restore_chance:
         return None
     look = DecisionLog("p", world.topic, world.clock).peek_at_stable
-    history = yield from coordinator._run(look())
+    history = yield from look()
     newest = history.latest
     if newest is None or not newest.is_savepoint:
         return None
     around = Surroundings(
-        graph=world.graph, inputs=inputs, cluster_id="cluster", parallelism=coordinator.scale.parallelism,
+        graph=world.graph, inputs=inputs, cluster_id="cluster", parallelism=coordinator.plan.parallelism,
         storages=cast(Storages, _Storage(world)), storage=newest.storage, note=world.note,
     )  # fmt: skip
     try:
         found = Restoring(Restoration(str(newest.checkpoint)), around, history)
     except (DamagedRecord, DamagedState) as error:
-        now = (yield from coordinator._run(look())).latest
+        now = (yield from look()).latest
         demand(now != newest, f"savepoint {newest.checkpoint} cannot be restored: {error}")
         raise Fenced("Somebody has gone on meanwhile.") from error
-    coordinator.leader.led = replace(coordinator.leader.led, restores=found.origin)
+    coordinator.leader.config = replace(coordinator.leader.config, restores=found.origin)
     return found
 
 

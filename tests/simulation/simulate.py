@@ -157,7 +157,7 @@ def _replay(seed: int, shape: str | None, luck: str | None, planted: str) -> int
         print(f"seed {seed}: {broken}{planted}")
         return 1
     print("\n".join(world.trace))
-    print(f"seed {seed}, topology {world.topology.name}, parallelism {world.scale.parallelism}: all invariants hold")
+    print(f"seed {seed}, topology {world.topology.name}, parallelism {world.plan.parallelism}: all invariants hold")
     return 0
 
 

@@ -47,7 +47,7 @@ class StoreAnswers:
         self._coordinator, self._world = coordinator, coordinator.world
         self._blocks = FetchedBlocks()
         self._stores = PipelineStores(self._world.graph, self._blocks)
-        self.digests, self.ledgers = self._stores.digests, self._stores.ledgers
+        self.staging = self._stores.staging
         self._under_way: tuple[Any, Answer] | None = None
         """What has been asked, and its answer, which the leader hears later: it is told that the store is at it."""
 

@@ -31,7 +31,7 @@ class Left(NamedTuple):
     """What the coordinator remembered of the log and of blocks."""
 
 
-LIMITS = Left(blocks=25, decisions=20, transactional_ids=205, kept=40)
+LIMITS = Left(blocks=30, decisions=20, transactional_ids=205, kept=40)
 SEED = 5
 """Of a pipeline of one subtask with frequent checkpoints, of which some complete in so short incarnations."""
 

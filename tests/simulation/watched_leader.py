@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from clients import Steps
 from topologies import MAX_PARALLELISM
 
 from exactlyonce.checkpoint import decision, requests
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.leader import Leader
-from exactlyonce.checkpoint.led import Led
+from exactlyonce.checkpoint.events import PendingCheckpoint
+from exactlyonce.checkpoint.leader import Leader, Verdict
+from exactlyonce.checkpoint.leader_config import LeaderConfig
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.settings import DELETE
+from exactlyonce.checkpoint.settings import DELETE as DELETES
+from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import DELETE, SAVEPOINT, Asked
+from exactlyonce.engines.plan import share_of
 from exactlyonce.engines.surroundings.stores import stages
 
 if TYPE_CHECKING:
@@ -24,16 +29,21 @@ class WatchedLeader(Leader):
     def __init__(self, coordinator: SimulatedCoordinator, log: DecisionLog) -> None:
         self.world, self.coordinator = coordinator.world, coordinator
         world = coordinator.world
-        led = Led(
+        config = LeaderConfig(
             pipeline="p", host="host", process=1, cluster_id="cluster", transaction_version=2,
             transaction_timeout_ms=world.transaction_timeout_ms, fingerprint=world.fingerprint,
-            max_parallelism=MAX_PARALLELISM, parallelism=coordinator.scale.parallelism,
-            staging=coordinator.stores.digests, ledgers=coordinator.stores.ledgers,
+            max_parallelism=MAX_PARALLELISM, parallelism=coordinator.plan.parallelism,
+            staging=coordinator.stores.staging,
             store_timeout_ms=world.store_timeout_ms, storage=world.settings.storage,
-            deletes=world.settings.retention == DELETE,
+            deletes=world.settings.retention == DELETES,
         )  # fmt: skip
         self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
-        super().__init__(led, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
+        super().__init__(config, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
+        self.asked: deque[Asked] = deque()
+        """What people ask of this incarnation, but for savepoints."""
+        self._looks = 0
+        self.cancelled_behind: int | None = None
+        """The last checkpoint that may be decided, once somebody has cancelled the run."""
         self._sweep = self.transactions.sweep
         vars(self.transactions)["sweep"] = self._watched_sweep
 
@@ -48,3 +58,54 @@ class WatchedLeader(Leader):
         self.world.note(f"{self.coordinator} finishes checkpoint {manifest.checkpoint}: {sorted(set(fates.values()))}")
         self.world.seen.update(fates.values())
         return fates
+
+    # --- as a job asks it ---------------------------------------------------------------------------------------
+
+    def added_for(self, subtask: int) -> dict[str, dict[int, int]]:
+        added, parallelism = self.coordinator.topics.added, self.coordinator.plan.parallelism
+        return {source: share_of(each, parallelism, subtask) for source, each in added.items()}
+
+    def describe(self, transactional_id: str) -> Steps:
+        states = yield from self.world.until_answered("describe_transactions", [transactional_id])
+        return states[transactional_id]
+
+    def decide(
+        self, plan: PendingCheckpoint, pinned: Iterable[int], acknowledged_s: float = 0.0
+    ) -> requests.Procedure[Verdict]:
+        verdict = yield from super().decide(plan, pinned)
+        self.coordinator.carries = False
+        if isinstance(verdict, decision.Decided):
+            self.world.seen["refused commit"] += "refused" in verdict.unsettled.values()
+            self.world.seen["unknown commit"] += "unknown" in verdict.unsettled.values()
+        reason = getattr(verdict, "reason", "")
+        self.world.note(f"{self.coordinator}: checkpoint {plan.checkpoint}: {type(verdict).__name__} {reason}")
+        return verdict
+
+    def publish_offsets(self) -> requests.Procedure[None]:
+        """Nobody looks at them."""
+        yield from ()
+
+    def look_for_requests(self) -> Asked | None:
+        """One at a time; a request for a savepoint is left there until one is known to serve it."""
+        savepoints = self.world.oracle.savepoints
+        if self.asked:
+            asked = self.asked.popleft()
+            if asked.action == DELETE:
+                savepoints.kept.discard(asked.checkpoint)
+            elif self.cancelled_behind is None:
+                self.cancelled_behind = (self.coordinator.core.deciding or self.manifest).checkpoint
+            return asked
+        if not savepoints.asked:
+            return None
+        self._looks += 1
+        request, stop = [*savepoints.asked.items()][self._looks % len(savepoints.asked)]
+        return Asked(id=request, incarnation=self.coordinator.number, action=SAVEPOINT, stop=stop)
+
+    def is_asked(self, action: str, savepoint: int = 0) -> None:
+        """By somebody, who leaves it in the mailbox."""
+        number = self.coordinator.number
+        self.asked.append(Asked(id=f"{action}-{savepoint}", incarnation=number, action=action, checkpoint=savepoint))
+
+    def forget_savepoint(self, checkpoint: int, pinned: Iterable[int]) -> requests.Procedure[None]:
+        yield from super().forget_savepoint(checkpoint, pinned)
+        self.world.oracle.savepoints.deleted(checkpoint, self.incarnation.incarnation)

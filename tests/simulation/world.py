@@ -23,7 +23,7 @@ from local_files import LocalState, fetching_seldom
 from luck import LUCK, NONE
 from oracle import Oracle
 from outside import Outside
-from processes import Attempt, Process, Scale
+from processes import Attempt, Process
 from remembered import remembered
 from stores import Stores
 from topologies import PIPELINE, Event, built, drawn, graph_of, inputs_for, topic_of, under_load
@@ -37,13 +37,14 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.checkpoint.transactions.markers import UNREACHABLE
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.plan import share_of
+from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     ConfigError,
     Fenced,
     Halt,
+    StoppedShort,
     StoreUnavailable,
     TopicError,
     Undetermined,
@@ -66,7 +67,7 @@ FEED_STEPS = 8
 RETRY_PAUSE_MS = 10
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
 CONDEMNED = "are to be deleted"
-SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable, StoreUnavailable)
+SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable, StoreUnavailable, StoppedShort)
 """What a coordinator may end with, and the next one goes on."""
 HALTS = (Halt, TopicError)
 """What it ends with when an input topic is not the one that was read."""
@@ -121,8 +122,8 @@ class World:
         self.graph = self._graph()
         self.fingerprint = self.graph.fingerprint()
         self.inputs = self.load.inputs() if self.load else inputs_for(self.topology, rng)
-        self._scales: dict[int, Scale] = {}
-        self.scale = self.scaled(self.luck.parallelism or rng.randint(1, 3))
+        self._plans: dict[int, Plan] = {}
+        self.plan = self.planned(self.luck.parallelism or rng.randint(1, 3))
         self.sinks = self.topology.sinks
         self.output_partitions = self.luck.output_partitions or rng.randint(1, 3)
         self.block_partitions = rng.randint(2, 3)
@@ -142,18 +143,18 @@ class World:
         if self.outside is not None:
             self.oracle.keep_outside(self.outside)
 
-    def scaled(self, parallelism: int) -> Scale:
-        if parallelism not in self._scales:
-            self._scales[parallelism] = Scale(self.topology, self.graph, parallelism)
-        return self._scales[parallelism]
+    def planned(self, parallelism: int) -> Plan:
+        if parallelism not in self._plans:
+            self._plans[parallelism] = plan(self.graph, parallelism)
+        return self._plans[parallelism]
 
     def _rescale(self) -> None:
         chance = self.stores.rescale_chance if self.stores else self.luck.rescale_chance
         if (self.stores or chance) and self.rng.random() < chance:
             self.seen["rescaled"] += 1
-            self.scale = self.scaled(self.rng.randint(1, 3))
+            self.plan = self.planned(self.rng.randint(1, 3))
             self.oracle.readers.rescaled = True
-            self.note(f"parallelism is {self.scale.parallelism}")
+            self.note(f"parallelism is {self.plan.parallelism}")
 
     def _settings(self) -> CheckpointSettings:
         choice = self.rng.choice
@@ -278,8 +279,8 @@ class World:
         manifest: Manifest,
         offsets: dict[str, dict[int, int]],
     ) -> list[Process]:
-        attempt = Attempt(coordinator.scale, incarnation, number, manifest, offsets)
-        processes = [Process(self, coordinator, attempt, i) for i in range(coordinator.scale.parallelism)]
+        attempt = Attempt(coordinator.plan, incarnation, number, manifest, offsets)
+        processes = [Process(self, coordinator, attempt, i) for i in range(coordinator.plan.parallelism)]
         attempt.connect(self, processes)
         if self.load:
             self.load.begins(attempt)
@@ -291,16 +292,13 @@ class World:
             for source, each in self.inputs.items()
         }
         return msg.Start(
-            reference={}, parallelism=attempt.scale.parallelism, subtask=index,
+            reference={}, parallelism=attempt.plan.parallelism, subtask=index,
             incarnation=attempt.incarnation, attempt=attempt.number, client={}, manifest=attempt.manifest,
             offsets=attempt.offsets, topic_ids=self.topic_ids, targets=targets, mode=self.settings.mode,
             unaligned=self.settings.unaligned, incremental=self.settings.incremental,
             state=self.local_state.settings(attempt), slots=self.settings.slots, channels={}, topic=self.topic,
             transaction_timeout_ms=self.transaction_timeout_ms, storage=self.settings.storage,
         )  # fmt: skip
-
-    def share(self, added: dict[str, dict[int, int]], parallelism: int, index: int) -> dict[str, dict[int, int]]:
-        return {source: share_of(each, parallelism, index) for source, each in added.items()}
 
     # --- history ------------------------------------------------------------------------------------------------
 
@@ -367,12 +365,12 @@ class World:
             self.stores.ended_cleanly(coordinator)
         demand(not made_anew, "an input topic that was made anew is read on")
         rounds = bool(end.manifest.channel_logs)
-        cancelled = coordinator.cancelled_behind is not None
+        cancelled = coordinator.leader.cancelled_behind is not None
         may = coordinator.core.stopping or cancelled or coordinator.reads_more
         demand(may or not rounds, "a bounded run ends while records go round")
-        if coordinator.cancelled_behind is not None:
+        if coordinator.leader.cancelled_behind is not None:
             self.seen["cancelled"] += 1
-            late = end.manifest.checkpoint > coordinator.cancelled_behind
+            late = end.manifest.checkpoint > coordinator.leader.cancelled_behind
             demand(not late, "a run that was cancelled takes another checkpoint")
         self.finished = self.halted or (ends == goal and not rounds and not (self.stores and self.stores.halts))
 

@@ -11,11 +11,10 @@ import pytest
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable
 from exactlyonce.sinks import deferred
 from exactlyonce.sinks.deferred import DeferredWriter
-from exactlyonce.sinks.kafka.plain import OutputsPacking
 from exactlyonce.sinks.kafka.sink import Outputs
 from exactlyonce.sinks.write_ahead import direct
-from exactlyonce.sinks.write_ahead.direct import DirectWriter, RowsPacking
-from exactlyonce.sinks.writer import SinkFailed
+from exactlyonce.sinks.write_ahead.direct import DirectWriter
+from exactlyonce.sinks.writer import FlushedInterval, IntervalWriter, SinkFailed
 from exactlyonce.testing.cluster import LIMIT_S
 
 AWAY = StoreUnavailable("the store is away.")
@@ -154,7 +153,7 @@ def test_a_writer_that_is_abandoned_closes_its_store() -> None:
 
 def test_outputs_wait_for_their_checkpoint() -> None:
     inner, store = made()
-    writer = DeferredWriter(inner, RowsPacking())
+    writer = DeferredWriter(inner, list[bytes])
     writer.write(rows(0, 3))
     writer.write(rows(3, 4))
     writer.barrier(1)
@@ -173,7 +172,7 @@ def test_outputs_wait_for_their_checkpoint() -> None:
 
 def test_outputs_of_an_aborted_checkpoint_wait_for_the_next() -> None:
     inner, store = made()
-    writer = DeferredWriter(inner, RowsPacking())
+    writer = DeferredWriter(inner, list[bytes])
     for checkpoint in (1, 2, 3):
         writer.write(rows(10 * checkpoint, 10 * checkpoint + 2))
         writer.barrier(checkpoint)
@@ -186,7 +185,7 @@ def test_much_waits_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deferred, "MEMORY_BYTES_MAX", 100)
     monkeypatch.setattr(deferred, "UNWRITTEN_BYTES_MAX", 1000)
     inner, store = made()
-    writer = DeferredWriter(inner, RowsPacking())
+    writer = DeferredWriter(inner, list[bytes])
     for first in range(0, 2000, 50):
         writer.write(rows(first, first + 50))
     writer.barrier(1)
@@ -199,7 +198,7 @@ def test_much_waits_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_full_disk_fails_the_sink(monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = DeferredWriter(made()[0], RowsPacking())
+    writer = DeferredWriter(made()[0], list[bytes])
 
     def refuse(self: Any, packed: bytes, records: int) -> None:
         raise OSError(28, "No space left on device")
@@ -215,8 +214,21 @@ def test_a_full_disk_fails_the_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["values", "keys and headers"],
 )
 def test_outputs_for_kafka_come_back_as_they_were(keys: Any, headers: Any) -> None:
-    packing, outputs = OutputsPacking(), Outputs([b"1", None], keys, headers, [5, 1 << 62])
-    back = packing.unpack(packing.pack(outputs))
-    assert (back.values, back.keys, back.left) == (outputs.values, outputs.keys, packing.count(outputs))
-    assert back.timestamps == outputs.timestamps
+    taken: list[Outputs] = []
+
+    class Inner(IntervalWriter):
+        def write(self, outputs: Outputs) -> None:
+            taken.append(outputs)
+
+        def barrier(self, checkpoint: int) -> None:
+            self._flushed[checkpoint] = FlushedInterval()
+
+    writer, outputs = DeferredWriter(Inner("out"), Outputs), Outputs([b"1", None], keys, headers, [5, 1 << 62])
+    writer.write(outputs)
+    writer.barrier(1)
+    writer.finalized(1)
+    assert (writer.records, writer.unwritten) == (2, 2)
+    settle(writer)
+    (back,) = taken
+    assert (back.values, back.keys, back.timestamps, back.left) == (outputs.values, keys, outputs.timestamps, 2)
     assert headers is None or [list(map(tuple, each)) for each in back.headers or ()] == headers

@@ -16,10 +16,10 @@ from targets import TopicTarget, rows_of
 from worlds import QUERY, VALUES, World, expected
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
-from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import as_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.log_requests import as_topic
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.spark.sink.messages import Flushed

@@ -8,7 +8,7 @@ import pytest
 from targets import STORES, TARGETS, Row, rows_of
 from worlds import QUERY, World, expected
 
-from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.pipeline.errors import Fenced, Halt
 from exactlyonce.pipeline.failpoints import FailpointRaised

@@ -12,9 +12,9 @@ import pytest
 from bounded import exactlyonce
 from pyspark.errors import PySparkException
 
+from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.storage import DamagedBlock
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.engines.spark.source.state_reading import StateReader

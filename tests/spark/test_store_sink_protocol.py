@@ -14,7 +14,7 @@ from worlds import QUERY, World, expected
 
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import INCARNATIONS_KEPT
-from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.engines.performer import Performer
 from exactlyonce.engines.spark.sink.driver import SinkDriver
 from exactlyonce.engines.spark.sink.messages import Flushed

@@ -56,10 +56,10 @@ def test_no_slice_does_more_than_its_share(groups: int, monkeypatch: pytest.Monk
     handled = 0
 
     def counting(function: Any) -> Any:
-        def counted(entries: Any, *others: Any) -> Any:
+        def counted(entries: Any, *others: Any, **options: Any) -> Any:
             nonlocal handled
             handled += len(entries)
-            return function(entries, *others)
+            return function(entries, *others, **options)
 
         return counted
 
@@ -76,6 +76,25 @@ def test_no_slice_does_more_than_its_share(groups: int, monkeypatch: pytest.Monk
             slices += Counting.entries + handled > 0
             handled = Counting.entries = 0
         assert slices > len(changed) / interval.SLICE_ENTRIES
+
+
+def test_a_wrong_state_is_found_where_states_are_checked(topic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are checked in the first checkpoint, and so many in every later one."""
+    monkeypatch.setattr(interval, "CHECKED_ENTRIES", 2)
+    keys = [canonical_key(number) for number in range(200)]
+
+    def table_of(first: Any) -> KeyedTable[Any]:
+        table: KeyedTable[Any] = KeyedTable("totals", int, range(1), 1)
+        _put(table, dict.fromkeys(keys, 1) | {keys[-1]: first})
+        return table
+
+    with pytest.raises(StateUnstorable, match="operator 'totals' is not a valid int"):
+        _seal(table_of("many"), topic, 1, 0)
+    table = table_of(1)
+    _seal(table, topic, 1, 0)
+    _put(table, {keys[0]: "many"})
+    with pytest.raises(StateUnstorable, match="operator 'totals' is not a valid int"):
+        _seal(table, topic, 2, 1)
 
 
 class Counter(msgspec.Struct):

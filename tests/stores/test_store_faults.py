@@ -24,7 +24,7 @@ from waiting import until
 
 from exactlyonce.checkpoint import leader
 from exactlyonce.checkpoint.records import history
-from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchingUp
 from exactlyonce.engines.bounded.submit import in_process

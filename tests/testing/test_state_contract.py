@@ -138,10 +138,10 @@ MUTANTS = {
     "any base will do": Mutant(
         table, "require", lambda condition, why: None, "checkpoints_and_bases_only_grow", "what is it relative to?"),
     "states are not checked": Mutant(
-        StateType, "encode", lambda self, states: msgspec.msgpack.encode(states),
+        StateType, "encode", lambda self, states, **_: msgspec.msgpack.encode(states),
         "what_cannot_be_stored", "no restart could read it"),
     "blocks of its own": Mutant(
-        StateType, "encode", lambda self, states: ENCODE(self, states)[::-1],
+        StateType, "encode", lambda self, states, **_: ENCODE(self, states)[::-1],
         "blocks_of_another_backend", "is damaged"),
     "an error without its record": Mutant(KeyedTable, "apply", _located_anywhere, "a_failing_function", "the third"),
     "accumulators are shared": Mutant(state_type, "_mutable", lambda *_: False, "reduce", "cloned for each output"),

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from exactlyonce.checkpoint.block_storage import BlockStorage, DamagedBlock, Scanned, Ticket
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, DamagedRecord, decode, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef
-from exactlyonce.checkpoint.store.storage import BlockStorage, DamagedBlock, Scanned, Ticket
 from exactlyonce.pipeline.errors import StorageUnavailable, require
 from exactlyonce.testing.storage_contract import BlockStorageContract
 from tests.testing.conftest import Mutant

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.store.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.partitioning import partitioner

@@ -17,10 +17,10 @@ import msgspec
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest
-from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.blocks import block_storage, whole_or_halt
+from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.replay.sharing import topic_of
 from exactlyonce.engines.bounded.stages import compute, refuse_loops
@@ -28,8 +28,9 @@ from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.bounded.unit.messages import Unit
 from exactlyonce.engines.bounded.unit.staging import OutputBatch, OutputFile, read_outputs
 from exactlyonce.engines.bounded.workplace import workplace
-from exactlyonce.engines.in_flight import frames_of, records_by_channel
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.runtime.blocks import whole_or_halt
+from exactlyonce.engines.runtime.in_flight import frames_of, records_by_channel
 from exactlyonce.pipeline.errors import ConfigError, GraphError, Halt, TopicError
 from exactlyonce.pipeline.loading import Loaded
 

@@ -1,4 +1,4 @@
-"""An interval's outputs, counted or produced into a topic that somebody wants to look at.
+"""A replay: an interval's outputs computed again, and counted, or produced into a topic to be looked at.
 
 Invariants: what is produced is one transaction, all of it or nothing, under an id that no sweep of the pipeline knows;
 it never goes into a topic of the pipeline itself.
@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from threading import Event
+from typing import Protocol
 
 from confluent_kafka import KafkaException, Producer
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.checkpoint.store.confluent import make_producer
+from exactlyonce.connectors.confluent import make_producer
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.copying import NOW
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.bounded.replay.recompute import Recomputed, partition_counts
+from exactlyonce.engines.bounded.replay.recompute import Recomputed, interval_of, partition_counts, recomputed
 from exactlyonce.engines.bounded.replay.sharing import flat, topic_of
+from exactlyonce.engines.bounded.submit import Executors
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
+from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import checkpoint_topic
 
 TIMEOUT_S = 60.0
@@ -42,6 +46,70 @@ class Count:
     replayed: int
     decided: int | None
     """None: of those without a key."""
+
+
+class ReplayProgress(Protocol):
+    """The listener to a replay: it is told how it goes."""
+
+    def began(self, manifest: Manifest, offsets: int) -> None:
+        """So many offsets of input are computed again, up to *manifest*."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay found."""
+
+    checkpoint: int
+    base: int
+    """The checkpoint on whose state the interval was computed."""
+    records: int
+    """Records of the input."""
+    skipped: int
+    """Of these, left out as by the run."""
+    counts: list[Count]
+    produced: int
+    """Records that were written into the topic that was named."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the counts are those that were decided, as far as partitions are foretold."""
+        return agree(self.counts)
+
+
+class Replay:
+    """The replay of one checkpoint's interval. Making one refuses what cannot work, before executors are started."""
+
+    def __init__(
+        self, loaded: Loaded, client: ClientConfig, checkpoint: int, *, into: str | None = None, sink: str | None = None
+    ) -> None:
+        """*into* is a topic that gets the records of *sink*, which may be left out where there is one alone."""
+        self._loaded, self._client, self._into = loaded, client, into
+        self._history = read_history(client.confluent(), loaded.pipeline.name)
+        self._interval = interval_of(self._history, checkpoint)
+        self._sink = _chosen(self._interval.manifest, sink) if into else ""
+
+    def run(self, executors: Executors, progress: ReplayProgress) -> Replayed:
+        """Compute, count, and produce if that was asked for."""
+        interval, client, produced = self._interval, self._client, 0
+        manifest = interval.manifest
+        progress.began(manifest, interval.offsets)
+        with recomputed(self._loaded, client, interval, executors.submit, executors.staging) as again:
+            found = counts(client, self._history, manifest, again)
+            if self._into:
+                produced = produce_into(client, manifest, again, self._sink, self._into)
+        return Replayed(manifest.checkpoint, interval.base.checkpoint, again.records, again.skipped, found, produced)
+
+
+def _chosen(manifest: Manifest, sink: str | None) -> str:
+    """The sink whose records are produced."""
+    ids = [sink for sink, _, _ in manifest.sinks]
+    if sink is None and len(ids) == 1:
+        return ids[0]
+    if not ids:
+        raise ConfigError("None of the pipeline's sinks writes to Kafka: there is nothing that --into could get.")
+    if sink not in ids:
+        raise ConfigError(f"Say whose records --into is to get: --sink with one of {', '.join(ids)}.")
+    return str(sink)
 
 
 def counts(client: ClientConfig, history: History, manifest: Manifest, again: Recomputed) -> list[Count]:

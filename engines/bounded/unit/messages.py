@@ -13,7 +13,7 @@ from exactlyonce.checkpoint.records.manifest import Manifest, RecordPlace
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.engines.bounded.ranges import Reading
 from exactlyonce.engines.bounded.unit.staging import ChannelFile, OutputFile
-from exactlyonce.engines.source_decoder import Skipped
+from exactlyonce.engines.runtime.source_decoder import Skipped
 
 
 class Unit(msgspec.Struct, frozen=True, tag="unit"):

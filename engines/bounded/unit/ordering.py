@@ -2,8 +2,8 @@
 
 Invariants: within a lane (a partition of a source, a channel) the order is the lane's own; all that is in the lanes is
 taken, once, but for what an unaligned checkpoint has as on its way; what was taken is noted in the form of
-`engines.order_log`, under the names that the local engine gives its inputs, so that a replay need not know which engine
-took it.
+`engines.runtime.order_log`, under the names that the local engine gives its inputs, so that a replay need not know
+which engine took it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from itertools import chain
 from typing import Any, Protocol
 
 from exactlyonce.connectors.source import SplitReader
-from exactlyonce.engines.batch_codec import BatchCodec
 from exactlyonce.engines.bounded.unit.staging import StagedFile, read_frames
-from exactlyonce.engines.operators import Batch, Push
-from exactlyonce.engines.order_log import INEXACT, OrderRuns, runs_of
-from exactlyonce.engines.source_decoder import SourceDecoder
+from exactlyonce.engines.runtime.batch import Batch, Push, joined
+from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.order_log import INEXACT, OrderRuns, runs_of
+from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.pipeline.errors import Halt
 
 BATCH_RECORDS_MAX = 2_000
@@ -82,8 +82,8 @@ class ChannelLane:
     file: StagedFile | None
     codec: BatchCodec
     push: Push
-    before: Sequence[bytes] = ()
-    """Frames that were on their way at the base, and go first; without a time."""
+    before: list[bytes] = field(default_factory=list)
+    """In-flight frames of the base, which go first; without a time."""
     partition: int = NOT_A_SOURCE
     _frames: Iterator[bytes] | None = None
     _frame: bytes = b""
@@ -168,7 +168,7 @@ def take_along(
             else:
                 together.append(batch)
         if not count:
-            lane.push(_joined(together))
+            lane.push(joined(together))
             together = []
             if order is not None:
                 order.end_batch()
@@ -193,16 +193,6 @@ def _taken(lane: Lane, count: int, order: OrderRuns | None) -> Iterator[Batch]:
         if order is not None:
             order.note(lane.name, lane.partition, taken)
         yield batch
-
-
-def _joined(batches: Sequence[Batch]) -> Batch:
-    """All in one."""
-    keys = [each.keys for each in batches if each.keys is not None]
-    return Batch(
-        [record for each in batches for record in each.records],
-        [origin for each in batches for origin in each.origins],
-        [key for some in keys for key in some] if keys else None,
-    )
 
 
 def _misfit(name: str, partition: int, what: str) -> Halt:

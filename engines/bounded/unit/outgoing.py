@@ -7,29 +7,24 @@ records and by bytes, but for a record that is larger by itself.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from exactlyonce.engines.batch_codec import BatchCodec, OpenFrame
 from exactlyonce.engines.bounded.unit.ordering import BATCH_RECORDS_MAX, TIME_BYTES, BatchTime
 from exactlyonce.engines.bounded.unit.staging import ChannelFile, FrameWriter, OutputBatch, OutputFile
-from exactlyonce.engines.operators import Batch, Origin
-from exactlyonce.pipeline.keys import key_groups
+from exactlyonce.engines.runtime.batch import Batch, Origin, Push
+from exactlyonce.engines.runtime.batch_codec import BatchCodec, OpenFrame
+from exactlyonce.engines.runtime.operators import Shuffle
 from exactlyonce.sinks.kafka.sink import Outputs
-from exactlyonce.state.key_groups import subtask_of
 
 WAITING_RECORDS_MAX = 20_000
 WAITING_BYTES_MAX = 64 << 20
 FRAME_RECORDS_MIN = 200
 FRAME_BYTES_MAX = 1 << 20
 """With many receivers frames are smaller, so that no more than this waits for its frames, if that will do."""
-
-_append: Callable[[Any, Any], None] = list.append
-_exhaust = deque[Any](maxlen=0).extend
 
 
 def _cut(count: int, bytes_max: int, encode: Callable[[int, int], bytes]) -> Iterator[tuple[int, int, bytes]]:
@@ -80,7 +75,7 @@ class _Channel:
 
 
 class Sending:
-    """A shuffle's end: distributes records to files, one for each subtask behind the edge."""
+    """A shuffle's end: *shuffle* distributes records to files, one for each subtask of the task that gets them."""
 
     def __init__(
         self,
@@ -91,44 +86,24 @@ class Sending:
         writers: Sequence[FrameWriter],
         clock: BatchTime,
     ) -> None:
-        self._edge, self._sender, self._max_parallelism, self._clock = edge, sender, max_parallelism, clock
-        self._owners = [subtask_of(group, len(writers), max_parallelism) for group in range(max_parallelism)]
+        self._edge, self._sender, self._clock = edge, sender, clock
         records_max = min(BATCH_RECORDS_MAX, max(FRAME_RECORDS_MIN, WAITING_RECORDS_MAX // len(writers)))
         bytes_max = min(FRAME_BYTES_MAX, WAITING_BYTES_MAX // len(writers))
         self._channels = [_Channel(codec, writer, records_max, bytes_max) for writer in writers]
-        self._groups: set[int] = set()
+        self.shuffle = Shuffle(edge, self._send, len(writers), max_parallelism, groups=set())
 
-    def __call__(self, batch: Batch) -> None:
-        assert batch.keys is not None
-        if not batch.keys:
-            return
-        groups = key_groups(batch.keys, self._max_parallelism)
-        self._groups.update(groups)
-        receivers = list(map(self._owners.__getitem__, groups))
-        records, origins, keys = (
-            _dealt(each, receivers, len(self._channels)) for each in (batch.records, batch.origins, batch.keys)
-        )
-        for receiver in set(receivers):
-            share = Batch(records[receiver], origins[receiver], keys[receiver])
-            self._channels[receiver].add(share, self._clock.time_ms)
+    def _send(self, receiver: int, batch: Batch) -> None:
+        self._channels[receiver].add(batch, self._clock.time_ms)
 
     def close(self) -> list[ChannelFile]:
         """The files that got any record."""
-        found = []
+        files = []
         for receiver, channel in enumerate(self._channels):
             channel.write()
             file = channel.writer.close()
             if file is not None:
-                groups = tuple(sorted(group for group in self._groups if self._owners[group] == receiver))
-                found.append(ChannelFile(self._edge, self._sender, receiver, file, groups))
-        return found
-
-
-def _dealt(items: Sequence[Any], receivers: list[int], count: int) -> list[list[Any]]:
-    """The items of each of *count* receivers, without a step of Python for each item."""
-    shares: list[list[Any]] = [[] for _ in range(count)]
-    _exhaust(map(_append, map(shares.__getitem__, receivers), items))
-    return shares
+                files.append(ChannelFile(self._edge, self._sender, receiver, file, self.shuffle.groups_of(receiver)))
+        return files
 
 
 _encode_output = msgspec.msgpack.Encoder().encode
@@ -141,9 +116,16 @@ class Staging:
         self._sink, self._subtask, self._writer, self._keeps_origins = sink, subtask, writer, origins
         self._origins: Sequence[Origin] = ()
 
-    def note(self, batch: Batch) -> None:
-        """The origins of what `write` gets next."""
-        self._origins = batch.origins
+    def noting(self, output: Push) -> Push:
+        """*output*, which writes here, and has the origins noted of what it writes, where they are kept."""
+        if not self._keeps_origins:
+            return output
+
+        def push(batch: Batch) -> None:
+            self._origins = batch.origins
+            output(batch)
+
+        return push
 
     def write(self, outputs: Outputs) -> None:
         """Stage *outputs*."""

@@ -1,7 +1,7 @@
 """Files between the stages of bounded work: what a unit sends to the next stage, and what its sinks are to publish.
 
     file  = frames, each: length of the body (4 bytes, big-endian), body
-    channel frame: time in ms since 1970 (8 bytes, big-endian), then a batch as `engines.batch_codec` encodes it
+    channel frame: time in ms since 1970 (8 bytes, big-endian), then a batch as `engines.runtime.batch_codec` encodes it
     output frame:  msgpack array: values, then keys, headers, origins, timestamps, each or nil (see `OutputBatch`)
 
 Invariants: a file is written once, by one attempt, whose label is in its name; whoever reads it checks that it is as

@@ -7,29 +7,24 @@ did counts before the driver has its receipt.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import msgspec
 
-from exactlyonce.checkpoint.events import Ack, OperatorAck
-from exactlyonce.checkpoint.records.manifest import BlockRef, OrderLog, StagedAck
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
+from exactlyonce.checkpoint.events import Ack
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.blocks import BlockNames, block_storage
-from exactlyonce.engines.bounded.unit.assembly import Assembly, assemble
+from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.bounded.unit.assembly import Assembly
 from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
 from exactlyonce.engines.bounded.unit.ordering import take_along, take_by_time
 from exactlyonce.engines.collector import collecting_rarely
-from exactlyonce.engines.order_log import OrderRuns, order_runs
 from exactlyonce.engines.plan import plan
+from exactlyonce.engines.runtime.blocks import WorkerBlocks
+from exactlyonce.engines.runtime.order_log import OrderRuns, order_runs
+from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import GraphError
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import load_reference
-from exactlyonce.sinks.writer import BLOCKS_PENDING_MAX, SinkWriter
-from exactlyonce.state.backend import Table
 
 BLOCKS_TIMEOUT_S = 120.0
 SINK_WAIT_S = 0.05
@@ -47,16 +42,16 @@ def _run(unit: Unit, label: str) -> Receipt:
     began_ms = SystemClock().now_ms()
     physical = plan(_graph(unit), unit.parallelism)
     task = next(each for each in physical.tasks if each.name == unit.task)
-    blocks, names = _block_writer(unit), BlockNames(unit.subtask)
-    assembly = assemble(unit, physical, task, label, blocks, names)
+    blocks = _block_writer(unit)
+    assembly = Assembly(unit, physical, task, label, blocks)
     try:
         with collecting_rarely():
             several = len(assembly.lanes) > 1 or bool(assembly.partitions)
-            order = order_runs(task, physical.shuffles, several=several)
-            _take(unit, assembly, order)
+            assembly.operators.order = order_runs(task, physical.shuffles, several=several)
+            _take(unit, assembly)
             channels = tuple(file for sending in assembly.sendings for file in sending.close())
             outputs = tuple(file for staging in assembly.stagings for file in staging.close())
-            ack = _acknowledgement(unit, assembly, order, blocks, names)
+            ack = _acknowledgement(unit, assembly, blocks)
     finally:
         notes = assembly.close()
     hit("unit-computed")
@@ -83,11 +78,12 @@ def _graph(unit: Unit) -> LogicalGraph:
     return graph
 
 
-def _take(unit: Unit, assembly: Assembly, order: OrderRuns | None) -> None:
-    """Push all input through the operators; *order* gets what was taken.
+def _take(unit: Unit, assembly: Assembly) -> None:
+    """Push all input through the operators, which note the order.
 
     A subtask that had one lane wrote no order log once: without one, it is taken as it comes.
     """
+    order = assembly.operators.order
     follows = unit.order is not None and order is not None and _has_several_orders(assembly, order)
     if unit.order or unit.left or follows:
         take_along(assembly.lanes, unit.order or (), order, unit.left)
@@ -100,71 +96,25 @@ def _has_several_orders(assembly: Assembly, order: OrderRuns) -> bool:
     return order.batches or sum(lane.time_ms() is not None for lane in assembly.lanes) > 1
 
 
-def _block_writer(unit: Unit) -> AttemptBlocks | None:
+def _block_writer(unit: Unit) -> WorkerBlocks | None:
     """None: the unit writes no blocks, for it computes again what is there already."""
     if not unit.write_state:
         return None
-    return block_storage(ClientConfig(unit.client), unit.topic, unit.storage).begin(unit.incarnation, unit.attempt)
+    storage = block_storage(ClientConfig(unit.client), unit.topic, unit.storage)
+    return WorkerBlocks(storage.begin(unit.incarnation, unit.attempt))
 
 
-def _acknowledgement(
-    unit: Unit, assembly: Assembly, order: OrderRuns | None, blocks: AttemptBlocks | None, names: BlockNames
-) -> Ack:
+def _acknowledgement(unit: Unit, assembly: Assembly, blocks: WorkerBlocks | None) -> Ack:
     ends = {(lane.name, lane.partition): lane.decoder.noted(lane.reader.position()) for lane in assembly.partitions}
-    offsets = tuple(ends[each.source, each.partition] for each in unit.readings)
+    offsets = tuple(ends[reading.source, reading.partition] for reading in unit.readings)
     if blocks is None:
         return Ack(unit.task, unit.subtask, unit.checkpoint, offsets)
-    writing = _Writing(unit, blocks, names)
-    operators = tuple(writing.table(table) for table in assembly.tables)
-    logged = order is not None and (order.runs or len(assembly.lanes) > 1)
-    order_log = writing.order(order.cut()) if order is not None and logged else None
-    staged = tuple(each for writer in assembly.writers for each in writing.staged(writer))
-    return Ack(
-        unit.task, unit.subtask, unit.checkpoint, offsets, operators, order_log,
-        staged=staged, written=tuple(writing.written),
-    )  # fmt: skip
+    operators, attempt = assembly.operators, blocks.attempt
+    cut = operators.cut(unit.checkpoint, unit.base.checkpoint, offsets, whole=not unit.incremental)
 
-
-class _Writing:
-    """Writes a unit's blocks; `written` are those that are durable."""
-
-    def __init__(self, unit: Unit, blocks: AttemptBlocks, names: BlockNames) -> None:
-        self._unit, self._blocks, self._names = unit, blocks, names
-        self.written: list[BlockRef] = []
-
-    def staged(self, writer: SinkWriter) -> list[StagedAck]:
-        """What a sink has set aside, once all that it was given is flushed."""
-        writer.barrier(self._unit.checkpoint)
-        while (flushed := writer.take_flushed(self._unit.checkpoint)) is None:
-            self._blocks.wait(BLOCKS_TIMEOUT_S)
+    def wait() -> None:
+        attempt.wait(BLOCKS_TIMEOUT_S)
+        for writer in operators.sinks:
             writer.poll(SINK_WAIT_S)
-        self.written += flushed.written
-        return [flushed.staged] if flushed.staged is not None else []
 
-    def table(self, table: Table[Any]) -> OperatorAck:
-        """The changes of *table*, or all of it, and its index."""
-        checkpoint, names = self._unit.checkpoint, self._names
-        whole = not self._unit.incremental
-        snapshot = table.freeze(checkpoint, self._unit.base.checkpoint, whole=whole)
-        tickets = []
-        for block in snapshot.encode():
-            if block is not None:
-                tickets.append(names.write(self._blocks, checkpoint, table.operator, block))
-                if self._blocks.poll() > BLOCKS_PENDING_MAX:
-                    self._blocks.wait(BLOCKS_TIMEOUT_S)
-        refs = self._durable(tickets)
-        parts = snapshot.seal(refs)
-        index = self._durable([names.write_index(self._blocks, checkpoint, table.operator, part) for part in parts])
-        return OperatorAck(table.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size)
-
-    def order(self, log: Iterable[bytes]) -> OrderLog:
-        """The order in which the inputs were taken."""
-        place = (self._blocks, self._unit.checkpoint, self._unit.task, self._unit.subtask)
-        tickets = [self._names.write_order(*place, part) for part in log]
-        return OrderLog(self._unit.task, self._unit.subtask, tuple(self._durable(tickets)))
-
-    def _durable(self, tickets: list[Ticket]) -> list[BlockRef]:
-        self._blocks.wait(BLOCKS_TIMEOUT_S)
-        refs = [ticket.ref for ticket in tickets if ticket.ref is not None]
-        self.written += refs
-        return refs
+    return finish(cut.acknowledge(operators.blocks(blocks, unit.checkpoint)), wait)

@@ -29,35 +29,30 @@ from typing import Any, TypeVar
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided, keep_all
-from exactlyonce.checkpoint.decision_log import DecisionLog, fenced, superseded
+from exactlyonce.checkpoint.decision_log import fenced, superseded
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import SPARK_SINK
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.requests import Procedure, drive
-from exactlyonce.checkpoint.store.storage import BlockStorage
-from exactlyonce.checkpoint.store.topic import prepare_topic
-from exactlyonce.connectors.kafka.log import Log
-from exactlyonce.connectors.kafka.log_requests import LogRequests
-from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.engines.blocks import block_storage
-from exactlyonce.engines.performer import Performer
-from exactlyonce.engines.spark.sink.led_sink import ATTEMPT, JobsKept, LedSink, NewestKept, no_replay
+from exactlyonce.engines.connections import Connections
+from exactlyonce.engines.spark.sink.leader_config import ATTEMPT, JobsKept, NewestKept, SinkConfig
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
-from exactlyonce.engines.spark.sink.position import KIND, Job, Position, rows_decided
+from exactlyonce.engines.spark.sink.position import Job, Position, rows_decided
 from exactlyonce.engines.spark.sink.tally import Tally
 from exactlyonce.engines.spark.sink.task import SINK
 from exactlyonce.engines.surroundings.stores import Stores
-from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, StoreUnavailable, Undetermined, require
 from exactlyonce.pipeline.failpoints import hit
 from exactlyonce.sinks.writer import SinkFailed
 
 TOPIC_PARTITIONS, TOPIC_PARTITIONS_OF_ROWS = 2, 5
 """Of a checkpoint topic: the fewest that there may be, and where rows for a store wait in it."""
+NO_REPLAY = "a Spark job is not ours to run again."
 HEARTBEAT_FRESH_MS = 60_000
 """A driver that was fenced takes the sink back only when its successor has not been heard of for so long."""
 
@@ -78,19 +73,16 @@ class SinkDriver:
 
     def __init__(self, options: SinkOptions, driver: str) -> None:
         self.options, self.driver = options, driver
-        self._clock, config = SystemClock(), options.client()
-        self._settings = config.confluent()
-        self._transactions, self._topics = Transactions(config), Topics(config)
-        self._output_log = Log(config, group=options.sink_id)
+        self._connections = Connections(options.client(), options.sink_id, self._note)
+        self._connections.answers.append(self._surroundings)
         self._partitions: dict[str, int] = {}
         """By topic, as counted since the present job was begun: topics grow."""
-        self._log_requests: LogRequests | None = None
         self._stores: Stores | None = None
-        self._blocks: BlockStorage | None = None
-        """Has what tasks have set aside, for the stores."""
-        self._led: LedSink | None = None
+        self._config: SinkConfig | None = None
         self._leader: Leader | None = None
         """Once it has begun or was taken up; else who looks begins with a new one."""
+        self._looked: History | None = None
+        """The decisions, where the leader has only looked."""
         self._attempt = ATTEMPT
         """Of the newest assignment."""
         self._given: Assignment | None = None
@@ -100,41 +92,30 @@ class SinkDriver:
 
     def _new_leader(self, **changes: Any) -> Leader:
         """One that has fenced nobody yet."""
-        self._close_log()
+        connections, transactions = self._connections, self._connections.transactions
         partitions = TOPIC_PARTITIONS if self.options.target is None else TOPIC_PARTITIONS_OF_ROWS
-        topic = prepare_topic(self._settings, self.options.sink_id, partitions)
-        self._blocks = self._blocks or block_storage(self.options.client(), topic, TOPIC, stays_connected=True)
-        self._stores = self._stores or Stores(self.options.sink_id, _sinks(self.options), self._blocks)
-        self._led = self._led or LedSink(
+        topic = prepare_topic(connections.client.confluent(), self.options.sink_id, partitions)
+        if self._stores is None:
+            blocks = connections.keep(block_storage(connections.client, topic, TOPIC, stays_connected=True))
+            self._stores = connections.keep(Stores(self.options.sink_id, _sinks(self.options), blocks))
+            connections.answers.append(self._stores)
+        self._config = self._config or SinkConfig(
             pipeline=self.options.sink_id,
             host=self.driver,
-            process=os.getpid(),
-            cluster_id=self._transactions.cluster_id(),
-            transaction_version=self._transactions.transaction_version(),
-            transaction_timeout_ms=self.options.timeout_within(self._transactions.max_timeout_ms()),
-            fingerprint=KIND,
+            fingerprint=SPARK_SINK,
+            transaction_timeout_ms=self.options.timeout_within(transactions.max_timeout_ms()),
             max_parallelism=0,
             parallelism=0,
             accept_loss=self.options.accept_loss,
-            staging=self._stores.digests,
-            ledgers=self._stores.ledgers,
+            staging=self._stores.staging,
             store_timeout_ms=self.options.store_timeout_ms,
             count_partitions=self._count_partitions,
         )
-        led = replace(self._led, **changes)
-        self._log_requests = LogRequests(self.options.client(), topic)
-        self._performer = Performer(
-            config=self.options.client(),
-            transactions=self._transactions,
-            output_log=self._output_log,
-            log=self._log_requests,
-            transaction_timeout_ms=led.transaction_timeout_ms,
-            replay=no_replay,
-        )
-        log = DecisionLog(self.options.sink_id, topic, self._clock)
+        config = replace(self._config, **changes)
+        log = connections.open_log(topic, transaction_timeout_ms=config.transaction_timeout_ms, replay=NO_REPLAY)
         # also where it delivers at least once: older decisions, exact ones, may name rows
         retention = NewestKept(log) if self.options.target is None else JobsKept()
-        return Leader(led, log, retention, self._clock, self._note)
+        return connections.lead(config, retention)
 
     def _note(self, text: str) -> None:
         """Say what is waited for, where Spark keeps what its Python processes say."""
@@ -153,12 +134,12 @@ class SinkDriver:
         assert self._stores is not None
         if is_new:
             self._stores.check()
-        history = self._drive(leader, leader.log.peek())
+        history = self._connections.drive(leader.log.peek())
         newest = history.newest_incarnation if history else None
         begins = history is None or newest is None or newest.host != self.driver or history.unfinalized is not None
         # Another process may have fenced another ledger, or none; or it may yet decide what is about to be cleaned.
-        if begins or (leader.led.staging and (is_new or self._is_undecided(history))):
-            leader = self._begin(history or self._drive(leader, leader.log.peek_at_stable()))
+        if begins or (leader.config.staging and (is_new or self._is_undecided(history))):
+            leader = self._begin(history or self._connections.drive(leader.log.peek_at_stable()))
             history, newest = leader.log.history, leader.incarnation
             self._attempt = ATTEMPT
         elif newest is not None:
@@ -167,9 +148,11 @@ class SinkDriver:
         assert history is not None
         assert newest is not None
         position = Position.of(history.latest)
-        self._drive(leader, leader.transactions.sweep_for(newest, leader.led.fenced_below(newest)), history)
+        self._looked = history
+        self._connections.drive(leader.transactions.sweep_for(newest, leader.config.fenced_below(newest)))
+        self._looked = None
         hit("coordinator-swept")
-        timeout_ms, topic = leader.led.transaction_timeout_ms, leader.log.topic
+        timeout_ms, topic = leader.config.transaction_timeout_ms, leader.log.topic
         given = Assignment(newest.incarnation, _next(history), position, timeout_ms, self._attempt, topic)
         self._given = given
         return given
@@ -188,9 +171,9 @@ class SinkDriver:
         Position.of(seen.latest)  # raises where a pipeline has that name
         self._refuse_fenced(seen)
         leader = self._leader = self._new_leader()
-        self._drive(leader, leader.begin())
+        self._connections.begin()
         with self._sparks_choices():
-            self._drive(leader, leader.recover())
+            self._connections.drive(leader.recover())
         return leader
 
     def _refuse_fenced(self, history: History) -> None:
@@ -200,7 +183,7 @@ class SinkDriver:
         ours += [self._given.incarnation] if self._given is not None else []  # the log forgets all but the last ones
         if not ours or newest is None or newest.host == self.driver:
             return
-        quiet_ms = self._clock.now_ms() - newest.heartbeat_ms
+        quiet_ms = self._connections.clock.now_ms() - newest.heartbeat_ms
         if quiet_ms < HEARTBEAT_FRESH_MS:
             raise Fenced(
                 f"{superseded(self.options.sink_id, max(ours), newest)} It was heard of {quiet_ms // 1000} s ago: "
@@ -211,7 +194,7 @@ class SinkDriver:
         manifest = leader.log.history.unfinalized
         if manifest is not None:
             with self._sparks_choices():
-                self._drive(leader, leader.finish(manifest, keep_all))
+                self._connections.drive(leader.finish(manifest, keep_all))
 
     @contextmanager
     def _sparks_choices(self) -> Iterator[None]:
@@ -251,11 +234,11 @@ class SinkDriver:
             )
         elif written or job.query:
             self._refuse_mixed(leader, job, position, written)
-            self._drive(leader, leader.transactions.sweep({p.transactional_id for p in _precommits(written)}))
+            self._connections.drive(leader.transactions.sweep({p.transactional_id for p in _precommits(written)}))
             if isinstance(leader.retention, JobsKept) and any(each.tried_before for each in flushed):
                 leader.retention.clean_behind(_cleaning(leader, incarnation, flushed[0].attempt + 1))
             self._decide(leader, job, position, written, tally)
-        self._drive(leader, leader.transactions.sweep())
+        self._connections.drive(leader.transactions.sweep())
         self._settled = flushed[0].attempt
 
     def _refuse_mixed(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed]) -> None:
@@ -272,7 +255,7 @@ class SinkDriver:
         if before is None or not job.run or (job.run, job.batch + 1) != (position.run, position.batch_next):
             return
         digests = {each.description for each in before.staged}
-        if (digests - {*leader.led.staging.values()}) or (staged and before.committables):
+        if (digests - {sink.digest for sink in leader.config.staging.values()}) or (staged and before.committables):
             raise ConfigError(
                 f"Sink {self.options.sink_id!r}: a function of foreachBatch writes to two targets under one sinkId: "
                 f"give each of them its own. Nothing of {job} was written to the second."
@@ -282,7 +265,7 @@ class SinkDriver:
         """What the tasks of older assignments than *attempt* have set aside outside of the checkpoint topic goes: what
         was decided of it is committed, and the rest is named by nobody any more."""
         assert self._stores is not None
-        for sink in leader.led.staging:
+        for sink in leader.config.staging:
             with suppress(StoreUnavailable):  # it goes behind a later job then
                 self._stores(ask.CleanStore(sink, incarnation, attempt))
 
@@ -292,18 +275,18 @@ class SinkDriver:
         A store that is away is not waited for again: the next start of the query does.
         """
         seen = self._leader or self._new_leader()
-        newest = self._drive(seen, seen.log.peek_at_stable()).newest_incarnation
+        newest = self._connections.drive(seen.log.peek_at_stable()).newest_incarnation
         if newest is None or newest.host != self.driver:
             return
         self._leader = None  # whoever goes on looks at what is left
         leader = self._new_leader(store_timeout_ms=0)
-        opened = self._drive(leader, leader.open())
+        opened = self._connections.open()
         if opened.newest_incarnation is None or opened.newest_incarnation.host != self.driver:
             return
         leader.resume(opened.newest_incarnation.incarnation)
         with suppress(StoreUnavailable):
             self._finish_decided(leader)
-            self._drive(leader, leader.transactions.sweep())
+            self._connections.drive(leader.transactions.sweep())
 
     def _take_up(self, incarnation: int, flushed: Sequence[Flushed]) -> Leader:
         """Go on with the incarnation that the tasks have written in, knowing all that it has decided, and all that lies
@@ -318,23 +301,23 @@ class SinkDriver:
             return leader
         self._refuse_superseded(leader or self._new_leader(), incarnation)
         leader = self._leader = self._new_leader()
-        self._drive(leader, leader.open())
+        self._connections.open()
         leader.resume(incarnation)
         self._finish_decided(leader)
         if isinstance(leader.retention, JobsKept):
             history = leader.log.history
-            self._drive(leader, leader.retention.take_up(history, incarnation, _next(history), blocks))
+            self._connections.drive(leader.retention.take_up(history, incarnation, _next(history), blocks))
         return leader
 
     def _refuse_superseded(self, leader: Leader, incarnation: int) -> None:
         """Look before anything is fenced: a driver that was replaced leaves its successor in peace."""
-        newest = self._drive(leader, leader.log.peek_at_stable()).newest_incarnation
+        newest = self._connections.drive(leader.log.peek_at_stable()).newest_incarnation
         if newest is not None and newest.incarnation != incarnation:
             raise fenced(self.options.sink_id, incarnation, newest)
 
     def _decide(self, leader: Leader, job: Job, position: Position, written: Sequence[Flushed], tally: Tally) -> None:
         """Also where nothing was written: a batch without rows, or one that was written before."""
-        precommits, now_ms = _precommits(written), self._clock.now_ms()
+        precommits, now_ms = _precommits(written), self._connections.clock.now_ms()
         staged = [each.staged for each in written if each.staged is not None]
         checkpoint, previous = _next(leader.log.history), max(0, leader.log.history.checkpoint_latest)
         ages_ms = {
@@ -351,7 +334,7 @@ class SinkDriver:
             base=previous,
             previous=previous,
             final=False,
-            triggered_ms=self._clock.monotonic_ms() - max(ages_ms.values(), default=0),
+            triggered_ms=self._connections.clock.monotonic_ms() - max(ages_ms.values(), default=0),
             attempt=ATTEMPT,
             acks={(SINK, 0): ack},
             precommits=precommits,
@@ -359,13 +342,13 @@ class SinkDriver:
             ages_ms=ages_ms,
         )
         with self._sparks_choices():
-            verdict = self._drive(leader, leader.decide(plan, ()))
+            verdict = self._connections.drive(leader.decide(plan, ()))
         if isinstance(verdict, Refuse):
             self._refuse_superseded(leader, leader.incarnation.incarnation)
             raise SinkFailed(
                 f"sink {self.options.sink_id!r}: the job was not decided, and nothing of it is visible: "
                 f"{verdict.reason}. Start it again: it is written anew. From its first row to the end of all tasks a "
-                f"job has {leader.led.transaction_timeout_ms // 1000} s: as the option transactionTimeout says, or "
+                f"job has {leader.config.transaction_timeout_ms // 1000} s: as the option transactionTimeout says, or "
                 f"else the broker's transaction.max.timeout.ms, but 15 minutes at most."
             )
         if not isinstance(verdict, Decided):
@@ -380,48 +363,26 @@ class SinkDriver:
 
     def _count_partitions(self, topic: str) -> int:
         if topic not in self._partitions:
-            self._partitions[topic] = self._topics.describe([topic])[topic].partitions
+            self._partitions[topic] = self._connections.topics.describe([topic])[topic].partitions
         return self._partitions[topic]
 
-    def _drive(self, leader: Leader, procedure: Procedure[R], seen: History | None = None) -> R:
-        """*seen*: the history, where *leader* has only looked."""
-
-        def answer(request: ask.Request) -> Any:
-            match request:
-                case ask.KnownOutputs():
-                    history = seen or leader.log.history
-                    topics = {topic for manifest in history.retained for _, topic, _ in manifest.sinks}
-                    wanted = sorted(topics | {self.options.topic} - {""})
-                    return tuple((SINK, each, self._count_partitions(each)) for each in wanted)
-                case ask.CreateOutputs() | ask.LookAtInputs() | ask.LookAtTopics() | ask.GoOnFrom():
-                    return None  # Spark's to see to
-                case ask.CheckContinuity():
-                    return None  # likewise
-                case ask.StartOffsets():
-                    return ()
-                case ask.Together(requests):
-                    return self._performer.together(requests, answer)
-            assert self._stores is not None
-            found = self._stores(request)
-            return self._performer(request) if found is NotImplemented else found
-
-        return drive(procedure, answer)
-
-    def _close_log(self) -> None:
-        if self._log_requests is not None:
-            self._performer.close()
-            self._log_requests.close()
+    def _surroundings(self, request: ask.Request) -> Any:
+        """The answer of a sink, which has no inputs; or `NotImplemented` if *request* is about something else."""
+        match request:
+            case ask.KnownOutputs():
+                history = self._looked or self._connections.log.history
+                topics = {topic for manifest in history.retained for _, topic, _ in manifest.sinks}
+                wanted = sorted(topics | {self.options.topic} - {""})
+                return tuple((SINK, each, self._count_partitions(each)) for each in wanted)
+            case ask.CreateOutputs() | ask.LookAtInputs() | ask.LookAtTopics() | ask.GoOnFrom() | ask.CheckContinuity():
+                return None  # Spark's to see to
+            case ask.StartOffsets():
+                return ()
+        return NotImplemented
 
     def close(self) -> None:
         """Let go of all connections; nothing is ended by it."""
-        self._close_log()
-        if self._stores is not None:
-            self._stores.close()
-        if self._blocks is not None:
-            self._blocks.close()
-        self._transactions.close()
-        self._output_log.close()
-        self._topics.close()
+        self._connections.close()
 
 
 _drivers: dict[tuple[Any, ...], SinkDriver] = {}
@@ -454,7 +415,7 @@ def _cleaning(leader: Leader, incarnation: int, attempt: int) -> list[ask.Reques
     origin = leader.log.topic.topic_id
     return [
         request
-        for sink in leader.led.staging
+        for sink in leader.config.staging
         for request in (ask.FenceStore(sink, incarnation, origin), ask.CleanStore(sink, incarnation, attempt))
     ]
 

@@ -22,8 +22,6 @@ from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.tally import Tally
 from exactlyonce.pipeline.errors import ConfigError, Halt
 
-KIND = "spark"
-"""Of the manifests of a sink."""
 QUERY, WRITE, ROWS, RUN = "query", "write", "rows", "run"
 WRITES_REMEMBERED = 1_000
 
@@ -67,7 +65,7 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
         """What *manifest*, the newest of a sink, says."""
         if manifest is None:
             return cls()
-        if manifest.kind != KIND:
+        if not manifest.is_spark_sink:
             raise ConfigError(
                 f"{manifest.pipeline!r} is the name of a pipeline, of which there are checkpoints. Give the sink "
                 f"another sinkId."

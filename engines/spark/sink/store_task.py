@@ -15,10 +15,13 @@ from itertools import chain
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.records.storage_url import TOPIC
-from exactlyonce.checkpoint.store.storage import AttemptBlocks, Ticket
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.blocks import BlockNames, StagedBlocks, block_storage
+from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.runtime.blocks import StagedBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.cut import flush
+from exactlyonce.engines.runtime.steps import finish
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed
 from exactlyonce.engines.spark.sink.options import SinkOptions
 from exactlyonce.engines.spark.sink.position import Job
@@ -113,35 +116,32 @@ class _Blocks:
     assignment: Assignment
     sink: str
     subtask: int
-    _writer: AttemptBlocks | None = None
-    _names: BlockNames = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._names = BlockNames(self.subtask)
+    _worker: WorkerBlocks | None = None
 
     @property
     def pending(self) -> int:
         """See `BlockStaging`."""
-        return 0 if self._writer is None else self._writer.pending
+        return 0 if self._worker is None else self._worker.pending
 
     def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:
         """See `BlockStaging`."""
-        if self._writer is None:
+        if self._worker is None:
             given = self.assignment
-            self._writer = block_storage(self.config, given.topic, TOPIC).begin(given.incarnation, given.attempt)
-        return StagedBlocks(self._writer, self._names, self.sink, self.subtask).write(kind, checkpoint, body)
+            storage = block_storage(self.config, given.topic, TOPIC)
+            self._worker = WorkerBlocks(storage.begin(given.incarnation, given.attempt))
+        return StagedBlocks(self._worker, self.sink, self.subtask).write(kind, checkpoint, body)
 
     def wait(self) -> None:
         """A moment, in which some get where they belong."""
-        if self._writer is None:
+        if self._worker is None:
             Event().wait(WAIT_S)
         else:
-            self._writer.poll(WAIT_S)
+            self._worker.attempt.poll(WAIT_S)
 
     def settle(self) -> None:
         """Until all have got where they belong."""
-        if self._writer is not None:
-            self._writer.wait(BLOCKS_TIMEOUT_S)
+        if self._worker is not None:
+            self._worker.attempt.wait(BLOCKS_TIMEOUT_S)
 
 
 @dataclass(frozen=True)
@@ -181,10 +181,12 @@ class _Writing:
         """All that was written is where no crash of this process can take it away."""
         writer: SinkWriter = self.opened.writer
         writer.barrier(checkpoint)
-        while (flushed := writer.take_flushed(checkpoint)) is None:
+
+        def wait() -> None:
             self.blocks.settle()
             writer.poll(WAIT_S)
-        return flushed
+
+        return finish(flush(writer, checkpoint), wait)
 
 
 @contextmanager

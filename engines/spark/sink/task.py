@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.checkpoint.records.committable import Precommit, TransactionalId
-from exactlyonce.checkpoint.store.client import connect
-from exactlyonce.checkpoint.store.confluent import make_producer
 from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
+from exactlyonce.connectors.confluent import make_producer
+from exactlyonce.connectors.kafka.client import connect
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.spark.sink.messages import Assignment, Flushed

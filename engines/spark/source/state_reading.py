@@ -17,8 +17,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from exactlyonce.checkpoint.records.manifest import Manifest, OperatorSnapshot
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.contents import SavedFile
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint

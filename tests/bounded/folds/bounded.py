@@ -19,15 +19,17 @@ from settled import await_readable, ended_transactions
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.checkpoint.store.log_reader import read_history
-from exactlyonce.checkpoint.store.topic import find_topic
 from exactlyonce.cli.main import main
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.blocks import block_storage, references, restore_table
+from exactlyonce.engines.blocks import block_storage, references
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
 from exactlyonce.engines.bounded.submit import in_process, perform, settled
 from exactlyonce.engines.options import Restoration, RunOptions
+from exactlyonce.engines.plan import plan
+from exactlyonce.engines.runtime.assembler import Assembler
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.state.backend import Table
 from exactlyonce.state.hash_map import HashMapBackend
@@ -119,14 +121,9 @@ def table_of(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: 
     """The state that *manifest* has of an operator, by encoded key."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     graph = loaded.pipeline.build()
-    snapshot = next((each for each in manifest.operators if each.operator == operator), None)
-    groups = range(graph.max_parallelism)
-    node, topic = graph.node(operator), find_topic(config.confluent(), manifest.pipeline)
+    topic = find_topic(config.confluent(), manifest.pipeline)
     with closing(block_storage(config, topic, manifest.storage)) as blocks:
-        return restore_table(
-            node, groups, graph.max_parallelism, manifest.checkpoint, snapshot, blocks, drops_fields=False,
-            backend=HashMapBackend(),
-        )  # fmt: skip
+        return Assembler(plan(graph, 1), 0, manifest, blocks, HashMapBackend()).table(graph.node(operator))
 
 
 def state(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: str) -> dict[Any, Any]:

@@ -10,8 +10,8 @@ import msgspec
 from bounded import Fed, table_of
 
 from exactlyonce.checkpoint.records.manifest import Manifest, OperatorSnapshot
-from exactlyonce.checkpoint.store.blocks import BlockReader
-from exactlyonce.checkpoint.store.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.engines.bounded.replay.recompute import interval_of
 from exactlyonce.engines.bounded.stages import compute
 from exactlyonce.engines.bounded.submit import Submit

@@ -45,7 +45,7 @@ def test_what_is_none(text: str) -> None:
 
 
 def test_whose_it_is() -> None:
-    with pytest.raises(ConfigError, match=r"^storage \(--checkpoint-storage\): it is .*; or topic, the default\.$"):
+    with pytest.raises(ConfigError, match=r"^checkpoint_storage \(.*\): it is .*; or topic, the default\.$"):
         storage_setting("checkpoints")
     assert storage_setting("topic") == storage_setting("") == TOPIC
     with pytest.raises(ConfigError, match=r"^--to: there is no storage gs://\. Write [^;]*s3://bucket/prefix\.$"):

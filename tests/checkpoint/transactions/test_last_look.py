@@ -12,7 +12,7 @@ from exactlyonce.checkpoint.requests import Pause, Procedure, Request, relayed
 from exactlyonce.checkpoint.transactions import last_look
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.testing.clock import SimulatedClock
-from tests.checkpoint.conftest import Store
+from tests.connectors.kafka.checkpoint_topic.conftest import Store
 
 pytestmark = pytest.mark.broker
 

@@ -16,8 +16,9 @@ from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.kafka_protocol import Again, NoAnswer, Wire, refuse
-from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, TopicError
+from exactlyonce.connectors.kafka.errors import Again
+from exactlyonce.connectors.kafka.kafka_protocol import NoAnswer, Wire
+from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, TopicError
 from exactlyonce.testing.cluster import LIMIT_S
 
 LONG_MS = LIMIT_S * 1000
@@ -137,22 +138,6 @@ class TestMemory:
         with pytest.raises(NoAnswer):
             wire.metadata()
         assert not wire.places
-
-
-def test_error_codes() -> None:
-    refuse(0, "Asking")
-    for code, error, message in (
-        (3, TopicError, "no such topic"),
-        (100, TopicError, "no such topic"),
-        (53, ConfigError, "ACL"),
-        (29, ConfigError, "ACL"),
-        (16, Again, "NotCoordinator"),
-        (6, Again, "NotLeader"),
-        (-1, Again, "UnknownError"),
-        (42, BrokerRefused, r"Asking failed: the broker answers InvalidRequestError \(42\).*run the same again"),
-    ):
-        with pytest.raises(error, match=message):
-            refuse(code, "Asking")
 
 
 @pytest.mark.broker

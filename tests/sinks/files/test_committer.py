@@ -17,7 +17,7 @@ from exactlyonce.testing.sink_contract.hooks import ORIGIN
 
 def test_an_entry_lists_the_files_of_its_committable(target, totals) -> None:
     committer = target.led(4)
-    committer.commit(target.staged(3, totals(1, 2)), 4, ORIGIN)
+    committer.commit([target.staged(3, totals(1, 2))], 4, ORIGIN)
     (entry,) = target.entries()
     (path,) = target.published()
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -46,10 +46,10 @@ def test_a_name_that_exists_is_not_overwritten(target, totals) -> None:
     path = target.folder / decode_staged(listing.read_bytes())[0].path
     path.write_text("somebody else's")
     with pytest.raises(StoreError, match=rf"{path} exists, and is not the file .* Nothing was overwritten: move it"):
-        committer.commit(committable, 1, ORIGIN)
+        committer.commit([committable], 1, ORIGIN)
     assert (path.read_text(), target.entries()) == ("somebody else's", [])
     path.unlink()
-    assert committer.commit(committable, 1, ORIGIN) is True
+    assert committer.commit([committable], 1, ORIGIN) is True
     assert target.cents() == [1]
 
 
@@ -73,10 +73,10 @@ def test_a_half_published_committable_is_finished(make_target, totals, stage, mo
     committable = stage(opened, 1, totals(10)).staged.committable
     renames = _dying_after(monkeypatch, 4)
     with pytest.raises(KeyboardInterrupt):
-        target.committer().commit(committable, 1, ORIGIN)
+        target.committer().commit([committable], 1, ORIGIN)
     assert len(target.published()) == 4
     monkeypatch.setattr(folders, "rename_new", renames)
-    assert target.led(2).commit(committable, 2, ORIGIN) is True
+    assert target.led(2).commit([committable], 2, ORIGIN) is True
     assert [each for each in target.cents() if each >= 0] == list(range(11))
 
 
@@ -105,10 +105,10 @@ def test_a_staged_file_that_is_gone_is_an_error_that_says_so(make_target, totals
     content = gone.read_bytes()
     gone.unlink()
     with pytest.raises(StoreError, match=rf"{gone} was set aside for checkpoint 1, .* Put it back .* keep programs"):
-        committer.commit(committable, 1, ORIGIN)
+        committer.commit([committable], 1, ORIGIN)
     assert target.published() == []
     gone.write_bytes(content)
-    assert committer.commit(committable, 1, ORIGIN) is True
+    assert committer.commit([committable], 1, ORIGIN) is True
 
 
 def test_a_staged_file_that_was_changed_is_an_error(target, totals) -> None:
@@ -117,7 +117,7 @@ def test_a_staged_file_that_was_changed_is_an_error(target, totals) -> None:
     (path,) = target.root.glob("staged/*/1.jsonl")
     os.truncate(path, 5)
     with pytest.raises(StoreError, match=rf"{path} has 5 bytes, and 5\d were written"):
-        committer.commit(committable, 1, ORIGIN)
+        committer.commit([committable], 1, ORIGIN)
     assert target.published() == []
 
 
@@ -127,18 +127,18 @@ def test_a_list_that_is_gone_or_changed_is_an_error(target, totals) -> None:
     (path,) = target.root.glob("staged/*/1.files")
     path.write_bytes(b"")
     with pytest.raises(StoreError, match=rf"{path} is not what was written there"):
-        committer.commit(committable, 1, ORIGIN)
+        committer.commit([committable], 1, ORIGIN)
     path.unlink()
     with pytest.raises(StoreError, match=rf"{path} was set aside for checkpoint 1"):
-        committer.commit(committable, 1, ORIGIN)
+        committer.commit([committable], 1, ORIGIN)
 
 
 def test_files_that_a_reader_has_moved_are_not_published_again(target, totals) -> None:
     committer = target.led()
     committable = target.staged(1, totals(1))
-    committer.commit(committable, 1, ORIGIN)
+    committer.commit([committable], 1, ORIGIN)
     target.published()[0].unlink()
-    assert committer.commit(committable, 1, ORIGIN) is False
+    assert committer.commit([committable], 1, ORIGIN) is False
     assert target.published() == []
 
 
@@ -149,10 +149,10 @@ def test_a_folder_that_is_gone_is_waited_for(target, totals) -> None:
     away = target.folder.with_name("unmounted")
     target.folder.rename(away)
     with pytest.raises(StoreUnavailable, match=r"is not there: is the disk of .* mounted\?"):
-        committer.commit(committable, 1, ORIGIN)
+        committer.commit([committable], 1, ORIGIN)
     assert not target.folder.exists()
     away.rename(target.folder)
-    assert committer.commit(committable, 1, ORIGIN) is True
+    assert committer.commit([committable], 1, ORIGIN) is True
 
 
 def test_a_folder_in_the_place_of_the_one_that_was_fenced_is_not_written_to(target, totals) -> None:
@@ -165,7 +165,7 @@ def test_a_folder_in_the_place_of_the_one_that_was_fenced_is_not_written_to(targ
     below.rename(target.folder)
     committable = target.staged(1, totals(1), incarnation=2)
     with pytest.raises(StoreUnavailable, match=r"of one before: is the disk of .* mounted\?"):
-        committer.commit(committable, 2, ORIGIN)
+        committer.commit([committable], 2, ORIGIN)
     assert target.published() == []
 
 
@@ -175,7 +175,7 @@ def test_a_folder_of_a_partition_that_is_a_file_is_an_error(make_target, totals)
     committable = target.staged(1, totals(1))
     (target.folder / "customer=ann").write_text("")
     with pytest.raises(StoreError, match=r"customer=ann cannot be made, for a file is where a folder is needed"):
-        committer.commit(committable, 1, ORIGIN)
+        committer.commit([committable], 1, ORIGIN)
 
 
 # --- cleaning ---------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_staged_files_do_not_grow_over_crashed_incarnations(target, totals, monk
     for incarnation in range(2, 52):
         committer = target.led(incarnation)
         if incarnation == 30:
-            assert committer.commit(decided, incarnation, ORIGIN) is True
+            assert committer.commit([decided], incarnation, ORIGIN) is True
         if incarnation >= 30:
             committer.clean(incarnation, 1)
         target.staged(2, totals(2), incarnation=incarnation)

@@ -64,7 +64,7 @@ def test_a_folder_below_a_file_is_an_error(make_target) -> None:
 def test_a_link_to_a_folder_is_a_folder(target, totals) -> None:
     (target.folder.parent / "disk").mkdir()
     target.folder.symlink_to("disk")
-    assert target.led().commit(target.staged(1, totals(1)), 1, ORIGIN)
+    assert target.led().commit([target.staged(1, totals(1))], 1, ORIGIN)
     assert target.cents() == [1]
 
 
@@ -95,9 +95,9 @@ def test_a_right_that_is_missing_is_named(target, totals) -> None:
     assert as_nobody(target.committer().check).startswith(told)
     committer = target.led()
     committable = target.staged(1, totals(1))
-    assert as_nobody(lambda: committer.commit(committable, 1, ORIGIN)).startswith(told)
+    assert as_nobody(lambda: committer.commit([committable], 1, ORIGIN)).startswith(told)
     assert f"give user {NOBODY} the right to write in {target.folder}" in as_nobody(target.committer().check)
-    assert committer.commit(committable, 1, ORIGIN)
+    assert committer.commit([committable], 1, ORIGIN)
 
 
 @pytest.fixture
@@ -118,9 +118,9 @@ def test_a_full_disk_is_waited_for_by_the_commit(small_disk, make_target, totals
     committable = target.staged(1, totals(1))
     _fill(small_disk)
     with pytest.raises(StoreUnavailable, match=rf"The disk of {target.folder} is full.* make room there"):
-        committer.commit(committable, 1, ORIGIN)
+        committer.commit([committable], 1, ORIGIN)
     (small_disk / "ballast").unlink()
-    assert committer.commit(committable, 1, ORIGIN)
+    assert committer.commit([committable], 1, ORIGIN)
     assert target.lines() == [{"cents": 1}]
 
 
@@ -142,7 +142,7 @@ def test_a_read_only_disk_is_an_error_of_the_start(small_disk, make_target, tota
         checked.committer().check()
     if exists:
         with pytest.raises(StoreUnavailable, match="is read-only: mount it"):
-            committer.commit(committable, 1, ORIGIN)
+            committer.commit([committable], 1, ORIGIN)
 
 
 def _fill(place: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_full_disk_fails_the_sink(small_disk, make_target, totals, stage) -> N
     with pytest.raises(SinkFailed, match=r"sink 'out' cannot write files: The disk of .* is full.* Nothing is lost"):
         stage(opened, 1, totals(*range(40_000)))
     committer.clean(1, 2)
-    assert committer.commit(target.staged(1, totals(1), attempt=2), 1, ORIGIN)
+    assert committer.commit([target.staged(1, totals(1), attempt=2)], 1, ORIGIN)
     assert target.cents() == [1]
 
 
@@ -179,7 +179,7 @@ def test_partitions_on_another_disk_are_an_error(small_disk, make_target, totals
     committable = target.staged(1, totals(1))
     (target.folder / "customer=ann").symlink_to(small_disk)
     with pytest.raises(StoreError, match=r"is on another file system than .*: all of the folder has to be on one"):
-        committer.commit(committable, 1, ORIGIN)
+        committer.commit([committable], 1, ORIGIN)
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,9 @@ def decided(make_target, totals, stage):
 def as_new_leader(target, committable, totals) -> Callable[[], None]:
     def run() -> None:
         committer = target.led(2)
-        committer.commit(committable, 2, ORIGIN)
+        committer.commit([committable], 2, ORIGIN)
         committer.clean(2, 1)
-        assert committer.commit(target.staged(2, totals(80), 1, incarnation=2), 2, ORIGIN)
+        assert committer.commit([target.staged(2, totals(80), 1, incarnation=2)], 2, ORIGIN)
 
     return run
 
@@ -95,7 +95,7 @@ def test_a_zombie_is_overtaken_at_any_step(decided, totals, stepper, renaming, a
     for step in range(200):
         target, committable = decided()
         zombie = target.led(1)
-        calls = {"commit": partial(zombie.commit, committable, 1, ORIGIN), "fence": partial(target.led, 1)}
+        calls = {"commit": partial(zombie.commit, [committable], 1, ORIGIN), "fence": partial(target.led, 1)}
         overtaken = as_new_leader(target, committable, totals)
         reached = True
         try:
@@ -129,15 +129,15 @@ def test_a_zombie_makes_an_entry_that_is_gone(make_target, totals, stepper, rena
 
         def overtaken(target=target, committable=committable) -> None:
             committer = target.led(2)
-            committer.commit(committable, 2, ORIGIN)
+            committer.commit([committable], 2, ORIGIN)
             committer.clean(2, 1)
             for path in target.published():
                 path.rename(target.root.parent / path.name)  # hidden, as from a reader that has taken it
-            assert committer.commit(target.staged(FAR, totals(20), 1, incarnation=2), 2, ORIGIN)
+            assert committer.commit([target.staged(FAR, totals(20), 1, incarnation=2)], 2, ORIGIN)
             assert [each["checkpoint"] for each in target.entries()] == [FAR]
 
         try:
-            reached = stepper.run(step, overtaken, partial(zombie.commit, committable, 1, ORIGIN))
+            reached = stepper.run(step, overtaken, partial(zombie.commit, [committable], 1, ORIGIN))
         except (Fenced, StoreUnavailable):
             reached = True
         if not reached:
@@ -148,7 +148,7 @@ def test_a_zombie_makes_an_entry_that_is_gone(make_target, totals, stepper, rena
         made_again += [each["checkpoint"] for each in target.entries()] == [1, FAR]
         committer = target.committer()
         assert committer.fence(3, ORIGIN) == {0: FAR}
-        assert committer.commit(target.staged(FAR + 1, totals(21), FAR, incarnation=3), 3, ORIGIN)
+        assert committer.commit([target.staged(FAR + 1, totals(21), FAR, incarnation=3)], 3, ORIGIN)
         assert [each["checkpoint"] for each in target.entries()] == [FAR, FAR + 1], step
     else:
         raise AssertionError("a commit has an end")
@@ -159,16 +159,16 @@ def test_the_ledger_does_not_grow_without_end(make_target, totals) -> None:
     target = make_target()
     committer, previous = target.led(1), 0
     other = target.staged(1, totals(0), subtask=1)
-    assert committer.commit(other, 1, ORIGIN)
+    assert committer.commit([other], 1, ORIGIN)
     first = target.staged(1, totals(1))
     for number in range(1, 2 * SHARDS_KEPT):
         checkpoint = number * SHARD
         staged = first if number == 1 else target.staged(checkpoint, totals(number), previous)
-        assert committer.commit(staged, 1, ORIGIN)
+        assert committer.commit([staged], 1, ORIGIN)
         previous = staged.checkpoint
     entries = [(each["subtask"], each["checkpoint"] // SHARD) for each in target.entries()]
     assert entries == [*((0, number) for number in range(SHARDS_KEPT, 2 * SHARDS_KEPT)), (1, 0)]
-    assert not committer.commit(first, 1, ORIGIN)
+    assert not committer.commit([first], 1, ORIGIN)
     assert committer.fence(2, ORIGIN) == {0: previous, 1: 1}
 
 
@@ -181,7 +181,7 @@ def test_a_zombie_commits_within_a_new_leaders_work(decided, totals, stepper, re
 
         def late(zombie=zombie, committable=committable) -> None:
             try:
-                outcomes.add(zombie.commit(committable, 1, ORIGIN))
+                outcomes.add(zombie.commit([committable], 1, ORIGIN))
             except Fenced:
                 outcomes.add("fenced")
 
@@ -197,7 +197,7 @@ def test_a_crash_at_any_step_is_finished(decided, totals, stepper, renaming) -> 
         target, committable = decided()
         committer = target.led(1)
         try:
-            reached = stepper.run(step, _crash, partial(committer.commit, committable, 1, ORIGIN))
+            reached = stepper.run(step, _crash, partial(committer.commit, [committable], 1, ORIGIN))
         except Crash:
             reached = True
         as_new_leader(target, committable, totals)()
@@ -217,13 +217,13 @@ def test_two_crashes_at_any_step_are_finished(decided, totals, stepper) -> None:
         target, committable = decided()
         committer = target.led(1)
         with pytest.raises(Crash):
-            stepper.run(12, _crash, partial(committer.commit, committable, 1, ORIGIN))
+            stepper.run(12, _crash, partial(committer.commit, [committable], 1, ORIGIN))
         try:
-            reached = stepper.run(step, _crash, lambda t=target, d=committable: t.led(2).commit(d, 2, ORIGIN))
+            reached = stepper.run(step, _crash, lambda t=target, d=committable: t.led(2).commit([d], 2, ORIGIN))
         except Crash:
             reached = True
         committer = target.led(3)
-        committer.commit(committable, 3, ORIGIN)
+        committer.commit([committable], 3, ORIGIN)
         committer.clean(3, 1)
         assert (target.cents(), target.waiting()) == (list(range(80)), []), step
         if not reached:
@@ -239,11 +239,11 @@ def test_a_process_that_is_killed_at_any_step_is_finished(decided, stepper) -> N
         child = os.fork()
         if not child:
             stepper.run(
-                step, lambda: os.kill(os.getpid(), signal.SIGKILL), partial(committer.commit, committable, 1, ORIGIN)
+                step, lambda: os.kill(os.getpid(), signal.SIGKILL), partial(committer.commit, [committable], 1, ORIGIN)
             )
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        target.led(2).commit(committable, 2, ORIGIN)
+        target.led(2).commit([committable], 2, ORIGIN)
         assert target.cents() == list(range(80)), step
         if not os.WIFSIGNALED(status):
             assert step > 5
@@ -261,10 +261,10 @@ def test_at_most_once_loses_what_a_crash_cuts_off(make_target, totals, stage, st
         opened.writer.write(opened.encoder.encode(totals(*range(60, 80))))
         committable = stage(opened, 1, []).staged.committable
         try:
-            reached = stepper.run(step, _crash, partial(committer.commit, committable, 1, ORIGIN))
+            reached = stepper.run(step, _crash, partial(committer.commit, [committable], 1, ORIGIN))
         except Crash:
             reached = True
-        target.led(2).commit(committable, 2, ORIGIN)
+        target.led(2).commit([committable], 2, ORIGIN)
         assert len(set(target.cents())) == len(target.cents())
         found.add(len(target.cents()))
         if not reached:

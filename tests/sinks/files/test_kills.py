@@ -29,7 +29,7 @@ def live(target: Any, log: Path, incarnation: int, rows: int, stage: Any, totals
     decided = decisions(log)
     checkpoint, done = (decided[-1].checkpoint, len(decided) * ROWS_OF_INTERVAL) if decided else (0, 0)
     if decided:
-        committer.commit(decided[-1], incarnation, ORIGIN)
+        committer.commit([decided[-1]], incarnation, ORIGIN)
     committer.clean(incarnation, 1)
     whole = sum(len(msgspec.json.encode(each)) + 1 for each in decided)
     os.truncate(log, whole)
@@ -41,7 +41,7 @@ def live(target: Any, log: Path, incarnation: int, rows: int, stage: Any, totals
         with open(log, "ab", buffering=0) as file:
             file.write(msgspec.json.encode(committable) + b"\n")
             os.fsync(file.fileno())
-        committer.commit(committable, incarnation, ORIGIN)
+        committer.commit([committable], incarnation, ORIGIN)
         done += ROWS_OF_INTERVAL
 
 

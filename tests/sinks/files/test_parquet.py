@@ -75,7 +75,7 @@ ROW = Everything(
 def test_every_type_comes_back(make_target, stage) -> None:
     target = make_target(Everything, format="parquet")
     committable = stage(target.open() if target.led() else None, 1, [ROW]).staged.committable
-    target.committer().commit(committable, 1, ORIGIN)
+    target.committer().commit([committable], 1, ORIGIN)
     table = read(target.folder)
     (row,) = table.to_pylist()
     assert row == {
@@ -95,7 +95,7 @@ def test_readers_see_partitions_as_columns(make_target, stage) -> None:
     target = make_target(Line, format="parquet", partition_by=("article",))
     target.led()
     records = [Line(name, count) for count, name in enumerate(["a/b", "ü %", "x=1", "a/b"])]
-    target.committer().commit(stage(target.open(), 1, records).staged.committable, 1, ORIGIN)
+    target.committer().commit([stage(target.open(), 1, records).staged.committable], 1, ORIGIN)
     target.staged(2, records)
     found = read(target.folder, partitioning="hive").to_pylist()
     assert sorted((row["pieces"], row["article"]) for row in found) == [(0, "a/b"), (1, "ü %"), (2, "x=1"), (3, "a/b")]

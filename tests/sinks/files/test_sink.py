@@ -85,7 +85,7 @@ def test_a_line_has_the_tag_of_its_record(make_target, stage, partition_by: tupl
     target = make_target(Tagged, partition_by=partition_by)
     target.led()
     committable = stage(target.open(), 1, [Tagged("ann", 1)]).staged.committable
-    target.committer().commit(committable, 1, ORIGIN)
+    target.committer().commit([committable], 1, ORIGIN)
     customer = {} if partition_by else {"customer": "ann"}
     assert target.lines() == [{"kind": "tagged", **customer, "cents": 1}]
 

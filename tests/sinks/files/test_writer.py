@@ -75,7 +75,7 @@ def test_a_file_is_rolled_by_its_size(either, stage) -> None:
 def test_each_value_has_its_folder(either, stage) -> None:
     opened = either.open()
     committable = stage(opened, 1, [Sale(shop % 3, shop) for shop in range(30)]).staged.committable
-    assert either.committer().commit(committable, 1, ORIGIN)
+    assert either.committer().commit([committable], 1, ORIGIN)
     folders = sorted({path.parent.name for path in either.published()})
     assert folders == ["shop=0", "shop=1", "shop=2"]
     if either.sink.format == "jsonl":
@@ -239,8 +239,8 @@ def test_attempts_of_one_subtask_never_share_a_name(target, totals, stage) -> No
     """Two writers of the same subtask, attempt and incarnation, as two attempts of a Spark task, do not meet."""
     committer = target.led()
     one, two = target.staged(1, totals(1)), target.staged(1, totals(1))
-    assert committer.commit(one, 1, ORIGIN) is True
-    assert committer.commit(two, 1, ORIGIN) is False
+    assert committer.commit([one], 1, ORIGIN) is True
+    assert committer.commit([two], 1, ORIGIN) is False
     assert target.cents() == [1]
 
 

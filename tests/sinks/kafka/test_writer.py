@@ -22,8 +22,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are no
 from flushing import flushed
 from waiting import until
 
-from exactlyonce.checkpoint.store.client import end_offsets
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
+from exactlyonce.connectors.kafka.client import end_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock

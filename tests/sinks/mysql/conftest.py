@@ -22,7 +22,6 @@ def stores(mariadb: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     """`stores(type_, dsn=..., table="totals", ...)`: a store of the sink with these arguments, closed with the test."""
     from exactlyonce.sinks.mysql.sink import MySQLSink
     from exactlyonce.sinks.mysql.store import MySQLStore
-    from exactlyonce.sinks.sql.table import row_fields
 
     made: list[MySQLStore] = []
 
@@ -31,8 +30,7 @@ def stores(mariadb: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         monkeypatch.setenv(variable, dsn or mariadb.dsn)
         sink = MySQLSink[Any](table, dsn=f"env:{variable}", **options)
         assert list(sink.problems(type_)) == []
-        fields = row_fields(type_, sink.mode, sink.key)
-        made.append(MySQLStore(table, fields, **sink._options()))
+        made.append(MySQLStore(sink, type_))
         return made[-1]
 
     yield make

@@ -67,7 +67,7 @@ LOGINS = [
     ("append", "", str, StoreError, ("Access denied for user 'shop'@'%' to database 'shop' (1044)",
                                      "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON shop.* TO")),
     ("append", "", lambda _: f"mysql://shop:{SECRET}@nowhere.invalid/shop", StoreUnavailable,
-     ("MySQL at nowhere.invalid:3306 cannot be reached. Start it, or correct the dsn",)),
+     ("MySQL at nowhere.invalid:3306 cannot be reached: ", "Start it, or correct its address",)),
     ("append", "", lambda dsn: f"{as_root(dsn).partition('?')[0]}?ssl_mode=required", StoreError,
      ("SSL is required but the server doesn't support it",)),
     *((mode, f"{KEYED}; GRANT {granted} ON shop.totals TO shop", str, StoreError, texts)
@@ -85,7 +85,7 @@ def test_a_user(
 
 @pytest.mark.parametrize("act", ["check", "encoder"])
 def test_a_missing_table(stores: Stores, act: str) -> None:
-    texts = ("no table totals at 127.0.0.1:", "Create it, give the sink create=True, or GRANT INSERT")
+    texts = ("no table totals at 127.0.0.1:", "Create it, or give the sink create=True; or GRANT INSERT")
     refused(getattr(stores(Total), act), StoreError, *texts)
 
 
@@ -96,7 +96,7 @@ def test_a_ledger_that_cannot_be_made(mariadb: Any, stores: Stores, shop: str) -
     assert statement.startswith("CREATE TABLE IF NOT EXISTS exactlyonce_ledger (")
     mariadb.sql(statement.rstrip(";"))
     mariadb.sql("GRANT SELECT, INSERT ON shop.exactlyonce_ledger TO shop")
-    lacking = "GRANT SELECT, INSERT, UPDATE ON `shop`.exactlyonce_ledger TO `shop`@'%'"
+    lacking = "GRANT SELECT, INSERT, UPDATE ON `shop`.`exactlyonce_ledger` TO `shop`@'%'"
     refused(stores(Total, dsn=shop).check, StoreError, lacking)
     mariadb.sql("GRANT UPDATE ON shop.exactlyonce_ledger TO shop")
     store = stores(Total, dsn=shop)
@@ -142,7 +142,7 @@ PROBLEMS = [
      "transactions that the ledger could be part of: ALTER TABLE `totals` ENGINE=InnoDB"),
     ("append", f"CREATE TABLE t ({COLUMNS}); CREATE VIEW totals AS SELECT * FROM t", "it is a view: name the table"),
     ("append", f"{TABLE}; CREATE TABLE exactlyonce_ledger (id INT)",
-     "is not the ledger of exactlyonce: its columns must be pipeline, sink"),
+     "is not that of exactlyonce: its columns must be pipeline, sink"),
     ("append", f"{TABLE}; CREATE TABLE {LEDGER}MyISAM",
      "has the engine MyISAM, which has no transactions: ALTER TABLE exactlyonce_ledger"),
     ("upsert", TABLE, "needs a unique key on `customer`: ALTER TABLE `totals` ADD UNIQUE KEY (`customer`)"),

@@ -48,7 +48,7 @@ def test_a_server_that_is_paused(database: Database) -> None:
         yield from waiting[1:]
 
     try:
-        with pytest.raises(StoreUnavailable, match="did not answer for 1 s"):
+        with pytest.raises(StoreUnavailable, match="has not answered for 1 s"):
             store.apply(pausing(), entry(1))
         with pytest.raises(StoreUnavailable, match="cannot be reached"):
             store.fence("p", "s", 2, ORIGIN)
@@ -60,7 +60,7 @@ def test_a_server_that_is_paused(database: Database) -> None:
     limit(store, QUICK)
     try:
         for call in (lambda: store.fence("p", "s", 2, ORIGIN), store.check, store.encoder):
-            with pytest.raises(StoreUnavailable, match=r"did not answer for 1 s\.|cannot be reached"):
+            with pytest.raises(StoreUnavailable, match=r"has not answered for 1 s\.|cannot be reached"):
                 call()
     finally:
         database.server.go_on()

@@ -46,6 +46,7 @@ def role(database: Database) -> str:
 
 # --- logins -----------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize(
     ("dsn", "kind", "texts"),
     [
@@ -123,9 +124,9 @@ def refuse_logins(listener: socket.socket, code: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("code", "said", "kind", "text"),
     [
-        ("28P01", "Passwort-Authentifizierung für Benutzer »ann« fehlgeschlagen", StoreError, "correct the login"),
+        ("28P01", "Passwort-Authentifizierung für Benutzer »ann« fehlgeschlagen", StoreError, "Correct the login"),
         ("28000", "aucune entrée dans pg_hba.conf", StoreError, "or pg_hba.conf"),
-        ("3D000", "la base de datos «shop» no existe", StoreError, "create the database"),
+        ("3D000", "la base de datos «shop» no existe", StoreError, "Create the database"),
         ("53300", "tut mir leid, schon zu viele Verbindungen", StoreUnavailable, "cannot be reached"),
         ("57P03", "das Datenbanksystem startet", StoreUnavailable, "cannot be reached"),
     ],
@@ -157,7 +158,7 @@ CHECKED = [
     ("CREATE VIEW totals AS SELECT 'a'::text AS customer, 1::bigint AS cents", {}, ("a view",)),
     (f"{TABLE} PARTITION BY LIST (cents); CREATE UNLOGGED TABLE one PARTITION OF totals FOR VALUES IN (1)", {},
      ("SET LOGGED",)),
-    ("CREATE TABLE exactlyonce_ledger (a int)", {}, ("no ledger of exactlyonce", "Rename it")),
+    ("CREATE TABLE exactlyonce_ledger (a int)", {}, ("is not that of exactlyonce", "Rename it")),
 ]  # fmt: skip
 
 
@@ -282,7 +283,7 @@ def test_a_weaker_delivery_needs_no_ledger(database: Database, role: str, delive
 
 AS_CLERK = f"GRANT ALL ON SCHEMA public TO clerk; {KEYED}; GRANT ALL ON totals TO clerk"
 HIDDEN = "ALTER TABLE totals ENABLE ROW LEVEL SECURITY; CREATE POLICY own ON totals USING (customer = current_user)"
-BYPASS = ("ALTER ROLE clerk BYPASSRLS", ("row-level security would hide rows", "BYPASSRLS"))
+BYPASS = ("ALTER ROLE clerk BYPASSRLS", ("Row-level security would hide rows", "BYPASSRLS"))
 UNIDENTIFIED = (
     "CREATE TABLE totals (customer text NOT NULL, cents bigint); CREATE UNIQUE INDEX by_customer ON totals (customer)"
 )
@@ -426,7 +427,7 @@ def test_settings_of_the_role_change_nothing(database: Database, role: str) -> N
         (psycopg.errors.ReadOnlySqlTransaction, StoreUnavailable, "target_session_attrs=read-write"),
         (psycopg.errors.IdleInTransactionSessionTimeout, StoreUnavailable, "too long"),
         (psycopg.errors.InternalError_, StoreUnavailable, "see its log"),
-        (psycopg.errors.DatabaseDropped, StoreError, "the database was dropped"),
+        (psycopg.errors.DatabaseDropped, StoreError, "The database was dropped"),
         (psycopg.errors.DataCorrupted, StoreError, "restore it"),
         (psycopg.errors.IndexCorrupted, StoreError, "REINDEX"),
         (psycopg.errors.ProgramLimitExceeded, StoreError, "2,700 bytes"),

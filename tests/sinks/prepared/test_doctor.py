@@ -10,12 +10,12 @@ import pytest
 from prepared_job import PreparedJob
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
-from exactlyonce.cli.doctor.examination import examine, traces_of
-from exactlyonce.cli.doctor.findings import Diagnosis
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.loading import load
+from exactlyonce.views.doctor.examination import examine, traces_of
+from exactlyonce.views.doctor.findings import Diagnosis
 
 pytestmark = pytest.mark.broker
 SILENT_MS = 60_000

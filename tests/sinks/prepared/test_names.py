@@ -6,7 +6,7 @@ import pytest
 
 from exactlyonce.sinks.mysql import prepared as mysql
 from exactlyonce.sinks.postgres import prepared as postgres
-from exactlyonce.sinks.prepared.names import TransactionName, owner_of
+from exactlyonce.sinks.prepared.store import TransactionName, owner_of
 
 LONG = "a-pipeline-with-quite-a-long-name" * 8
 LARGEST = 2**63 - 1

@@ -26,7 +26,7 @@ def test_rows_become_visible_when_they_are_committed(preparing: Preparing) -> No
     assert (committable.kind, committable.records) == ("prepared", 2)
     assert preparing.rows() == []
     assert preparing.listed() == [committable.body.decode()]
-    assert committer.commit(committable, 1, ORIGIN)
+    assert committer.commit([committable], 1, ORIGIN)
     assert preparing.rows() == ["ann", "bob"]
     assert preparing.ledger() == {0: 1}
     assert (preparing.listed(), preparing.left()) == ([], [])
@@ -35,9 +35,9 @@ def test_rows_become_visible_when_they_are_committed(preparing: Preparing) -> No
 def test_a_commit_that_is_asked_again(preparing: Preparing) -> None:
     committer, writer = preparing.committer(1), preparing.writer(1)
     committable = preparing.prepare(writer, 1, "ann")
-    assert committer.commit(committable, 1, ORIGIN)
-    assert not committer.commit(committable, 1, ORIGIN)
-    assert not preparing.committer(2).commit(committable, 2, ORIGIN)
+    assert committer.commit([committable], 1, ORIGIN)
+    assert not committer.commit([committable], 1, ORIGIN)
+    assert not preparing.committer(2).commit([committable], 2, ORIGIN)
     assert preparing.rows() == ["ann"]
 
 
@@ -49,7 +49,7 @@ def test_several_intervals_wait_at_once(preparing: Preparing) -> None:
         for subtask in range(2)
     ]
     assert len(preparing.listed()) == 6
-    assert all(committer.commit(each, 1, ORIGIN) for each in waiting)
+    assert all(committer.commit([each], 1, ORIGIN) for each in waiting)
     assert len(preparing.rows()) == 6
     assert preparing.ledger() == {0: 3, 1: 3}
 
@@ -70,9 +70,9 @@ def test_rows_after_a_barrier_belong_to_the_next_interval(preparing: Preparing) 
     flushed = writer.take_flushed(1)
     assert flushed is not None
     assert flushed.staged is not None
-    assert committer.commit(flushed.staged.committable, 1, ORIGIN)
+    assert committer.commit([flushed.staged.committable], 1, ORIGIN)
     assert preparing.rows() == ["ann"]
-    assert committer.commit(second, 1, ORIGIN)
+    assert committer.commit([second], 1, ORIGIN)
     assert preparing.rows() == ["ann", "bob"]
 
 
@@ -87,11 +87,11 @@ def test_an_answer_that_is_lost(preparing: Preparing, statement: str, fate: Fate
     preparing.await_owner_gone(committable.body.decode())  # else the answer that is lost may be "unknown"
     proxy.meet(preparing.words[statement], fate)
     with pytest.raises(StoreUnavailable):
-        committer.commit(committable, 1, ORIGIN)
+        committer.commit([committable], 1, ORIGIN)
     if fate is Fate.ANSWER_LOST:
         proxy.await_landed()
     happened = statement == "enter" or fate is Fate.ANSWER_LOST
-    assert committer.commit(committable, 1, ORIGIN) is not happened
+    assert committer.commit([committable], 1, ORIGIN) is not happened
     assert preparing.rows() == ["ann"]
     assert (preparing.ledger(), preparing.left()) == ({0: 1}, [])
 
@@ -105,14 +105,14 @@ def test_a_commit_that_lands_late(preparing: Preparing) -> None:
     first = preparing.prepare(writer, 1, "ann")
     proxy.meet(preparing.words["commit"], Fate.LATE)
     with pytest.raises(StoreUnavailable):
-        old.commit(first, 1, ORIGIN)
+        old.commit([first], 1, ORIGIN)
     new = preparing.committer_that_fenced(2)
-    assert new.commit(first, 2, ORIGIN)
+    assert new.commit([first], 2, ORIGIN)
     proxy.release()
     new.clean(2, 0)
     assert preparing.rows() == ["ann"]
     with pytest.raises(Fenced):
-        old.commit(first, 1, ORIGIN)
+        old.commit([first], 1, ORIGIN)
 
 
 def test_a_prepare_whose_answer_is_lost(preparing: Preparing) -> None:
@@ -138,7 +138,7 @@ def test_a_zombie_that_prepares_late(preparing: Preparing) -> None:
     writer = preparing.writer(1, attempt=1)
     committable = preparing.prepare(writer, 1, "ann")
     assert preparing.listed() == sorted([late.body.decode(), committable.body.decode()])
-    assert committer.commit(committable, 1, ORIGIN)
+    assert committer.commit([committable], 1, ORIGIN)
     assert (preparing.listed(), preparing.rows()) == ([], ["ann"])
     preparing.prepare(zombie, 2, "again")
     preparing.committer(2)
@@ -172,7 +172,7 @@ def test_a_zombie_committer(preparing: Preparing) -> None:
     committable = preparing.prepare(preparing.writer(1), 1, "ann")
     preparing.committer_that_fenced(2)
     with pytest.raises(Fenced):
-        old.commit(committable, 1, ORIGIN)
+        old.commit([committable], 1, ORIGIN)
     with pytest.raises(Fenced):
         old.fence(1, ORIGIN)
     with pytest.raises(ForeignLedger):
@@ -184,11 +184,11 @@ def test_somebody_rolls_back_what_was_decided(preparing: Preparing) -> None:
     lost, kept = preparing.prepare(writer, 1, "ann"), preparing.prepare(writer, 2, "bob", previous=1)
     preparing.by_hand(lost.body.decode(), commit=False)
     with pytest.raises(StoreError, match=r"with 1 records is gone, and was not committed.*--accept-loss"):
-        committer.commit(lost, 1, ORIGIN)
+        committer.commit([lost], 1, ORIGIN)
     with pytest.raises(LedgerBehind):
-        committer.commit(kept, 1, ORIGIN)
-    assert committer.commit(msgspec.structs.replace(lost, records=0, body=b""), 1, ORIGIN)
-    assert committer.commit(kept, 1, ORIGIN)
+        committer.commit([kept], 1, ORIGIN)
+    assert committer.commit([msgspec.structs.replace(lost, records=0, body=b"")], 1, ORIGIN)
+    assert committer.commit([kept], 1, ORIGIN)
     assert (preparing.rows(), preparing.ledger()) == (["bob"], {0: 2})
 
 
@@ -196,7 +196,7 @@ def test_somebody_commits_what_was_decided(preparing: Preparing) -> None:
     committer, writer = preparing.committer(1), preparing.writer(1)
     committable = preparing.prepare(writer, 1, "ann")
     preparing.by_hand(committable.body.decode(), commit=True)
-    assert not committer.commit(committable, 1, ORIGIN)
+    assert not committer.commit([committable], 1, ORIGIN)
     assert (preparing.rows(), preparing.ledger(), preparing.left()) == (["ann"], {0: 1}, [])
 
 
@@ -205,8 +205,8 @@ def test_somebody_commits_the_next_interval_too_early(preparing: Preparing) -> N
     committer, writer = preparing.committer(1), preparing.writer(1)
     first, second = preparing.prepare(writer, 1, "ann"), preparing.prepare(writer, 2, "bob", previous=1)
     preparing.by_hand(second.body.decode(), commit=True)
-    assert committer.commit(first, 1, ORIGIN)
-    assert not committer.commit(second, 1, ORIGIN)
+    assert committer.commit([first], 1, ORIGIN)
+    assert not committer.commit([second], 1, ORIGIN)
     assert (preparing.rows(), preparing.ledger(), preparing.left()) == (["ann", "bob"], {0: 2}, [])
 
 
@@ -226,7 +226,7 @@ def test_a_loss_that_is_accepted_of_what_is_there(preparing: Preparing) -> None:
     preparing.committer(1)
     committable = preparing.prepare(preparing.writer(1), 1, "ann")
     new = preparing.committer_that_fenced(2)
-    assert new.commit(msgspec.structs.replace(committable, records=0, body=b""), 2, ORIGIN)
+    assert new.commit([msgspec.structs.replace(committable, records=0, body=b"")], 2, ORIGIN)
     new.clean(2, 0)
     assert (preparing.listed(), preparing.rows(), preparing.ledger()) == ([], [], {0: 1})
 
@@ -242,11 +242,11 @@ def test_the_server_is_killed_with_prepared_transactions(preparing: Preparing) -
     with pytest.raises(SinkFailed):
         preparing.prepare(other, 3, "more")
     fresh = preparing.committer_that_fenced(2)
-    assert fresh.commit(first, 2, ORIGIN)
+    assert fresh.commit([first], 2, ORIGIN)
     fresh.clean(2, 0)
     assert (preparing.listed(), preparing.rows()) == ([], ["ann"])
     with pytest.raises((StoreUnavailable, Fenced)):
-        committer.commit(second, 1, ORIGIN)
+        committer.commit([second], 1, ORIGIN)
 
 
 @pytest.mark.exhaustive(matrix=True, in_all=["mariadb"])
@@ -294,16 +294,16 @@ def test_connections_that_are_ended_between_two_intervals(preparing: Preparing) 
     preparing.end_connections()
     assert committer_goes_on(committer, first)
     second = preparing.prepare(writer, 2, "bob", previous=1)
-    assert committer.commit(second, 1, ORIGIN)
+    assert committer.commit([second], 1, ORIGIN)
     assert preparing.rows() == ["ann", "bob"]
 
 
 def committer_goes_on(committer: PreparedCommitter, committable: StoreCommittable) -> bool:
     """Whether it commits, at the second time at the latest: its leader asks again."""
     try:
-        return committer.commit(committable, 1, ORIGIN)
+        return committer.commit([committable], 1, ORIGIN)
     except StoreUnavailable:
-        return committer.commit(committable, 1, ORIGIN)
+        return committer.commit([committable], 1, ORIGIN)
 
 
 def test_an_open_transaction_that_is_lost(preparing: Preparing) -> None:
@@ -334,5 +334,5 @@ def test_a_writer_that_has_too_much_to_write(preparing: Preparing, monkeypatch: 
         rows += 20_000
     while not writer.room:
         writer.poll(LIMIT_S)
-    assert committer.commit(preparing.prepare(writer, 1), 1, ORIGIN)
+    assert committer.commit([preparing.prepare(writer, 1)], 1, ORIGIN)
     assert len(preparing.rows()) == rows

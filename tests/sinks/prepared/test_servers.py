@@ -42,8 +42,8 @@ def test_a_server_that_prepares_too_few(few: PreparingPostgres) -> None:
     first = few.prepare(writer, 1, "ann")
     with pytest.raises(SinkFailed, match="maximum number of prepared transactions reached"):
         few.prepare(writer, 2, "bob")
-    assert committer.commit(first, 1, ORIGIN)
-    assert committer.commit(few.prepare(few.writer(1, attempt=1), 3, "bob", previous=1), 1, ORIGIN)
+    assert committer.commit([first], 1, ORIGIN)
+    assert committer.commit([few.prepare(few.writer(1, attempt=1), 3, "bob", previous=1)], 1, ORIGIN)
 
 
 of_mariadb = pytest.mark.parametrize("preparing", ["mariadb"], indirect=True)
@@ -69,7 +69,7 @@ def test_a_connection_that_holds_what_it_has_prepared(
     committer, writer = mariadb.committer(1), mariadb.writer(1)
     stays_connected(writer, monkeypatch)
     committable = mariadb.prepare(writer, 1, "ann")
-    assert committer.commit(committable, 1, ORIGIN)
+    assert committer.commit([committable], 1, ORIGIN)
     assert mariadb.rows() == ["ann"]
 
 
@@ -91,8 +91,8 @@ def test_an_owner_that_cannot_be_ended(mariadb: PreparingMariaDB, monkeypatch: p
     with monkeypatch.context() as patched:
         patched.setattr(mysql, "TRIES", mysql.TRIES_IN_PEACE)
         with pytest.raises(StoreUnavailable, match="cannot be ended: the connection that has prepared it"):
-            committer.commit(committable, 1, ORIGIN)
-    assert committer.commit(committable, 1, ORIGIN)
+            committer.commit([committable], 1, ORIGIN)
+    assert committer.commit([committable], 1, ORIGIN)
 
 
 @of_mariadb
@@ -120,5 +120,5 @@ def test_rights(mariadb: PreparingMariaDB, monkeypatch: pytest.MonkeyPatch) -> N
     mariadb.sql(f"GRANT DELETE ON {DATABASE}.{TABLE} TO clerk@'%'")
     committer = mariadb.committer(2)
     mariadb._encoder = mariadb.sink().preparing_store(Total).encoder()
-    assert committer.commit(mariadb.prepare(mariadb.writer(2), 1, "ann"), 2, ORIGIN)
+    assert committer.commit([mariadb.prepare(mariadb.writer(2), 1, "ann")], 2, ORIGIN)
     mariadb.sql("DROP USER clerk@'%'")

@@ -134,9 +134,7 @@ class Filled:
         self._names = [f"c{number}" for number in range(len(columns))]
         sql = ", ".join(f"{name} {column}" for name, (_, column) in zip(self._names, columns, strict=True))
         tables.sql(f"CREATE TABLE totals (place bigint, {sql})")
-        fields: list[Any] = [
-            (name, type_ | None, None) for name, (type_, _) in zip(self._names, columns, strict=True)
-        ]
+        fields: list[Any] = [(name, type_ | None, None) for name, (type_, _) in zip(self._names, columns, strict=True)]
         self._type: Any = msgspec.defstruct("Row", [("place", int), *fields])
         self._store = tables.of(self._type)
         self._store.check()
@@ -216,6 +214,7 @@ def test_values_at_the_edge_fit(tables: Tables) -> None:
     assert [(columns[values[place][0]][1], values[place][1]) for place in refused] == []
 
 
+NO_NONE = "None does not fit, for the column is NOT NULL"
 IN_POSTGRES, IN_MARIADB = '(the column of table "public"."totals" is', "(the column of table totals is"
 REFUSED: dict[str, list[tuple[Any, str, Any, str]]] = {
     "postgres": [
@@ -228,7 +227,7 @@ REFUSED: dict[str, list[tuple[Any, str, Any, str]]] = {
         (str, "size", "xl", "none of its labels, s, l, or larger"), (str, "short", "abcd", "3 fit"),
         (str, "char(3)", "a ", "v: 'a ' ends with a blank, which char drops: use varchar or text"),
         (list[str], "char(3)[]", ["a", "b "], "'b ' ends with a blank"), (str, "bpchar", "a ", "ends with a blank"),
-        (str | None, "text not null", None, f"v: None does not fit, for the column is NOT NULL {IN_POSTGRES} text)"),
+        (str | None, "text not null", None, f"v: {NO_NONE} {IN_POSTGRES} text NOT NULL)"),
         (str | None, "short", None, "NOT NULL"),
         (Decimal, "numeric(5,2)", Decimal("1.005"), "v: 1.005 does not fit 3 digits before the point and 2 after it"),
         (Decimal, "numeric(5,2)", Decimal(1000), "round it"), (Decimal, "numeric(5,2)", Decimal("inf"), "does not fit"),
@@ -249,7 +248,7 @@ REFUSED: dict[str, list[tuple[Any, str, Any, str]]] = {
     "mariadb": [
         (int, "TINYINT", 128, f"v: it is outside of -128 to 127 {IN_MARIADB} tinyint"),
         (int, "INT UNSIGNED", -1, "it is outside of 0 to 4294967295"), (int, "BIGINT", 1 << 63, "it is outside of"),
-        (int | None, "BIGINT NOT NULL", None, f"v: it is None {IN_MARIADB} bigint(20) NOT NULL)"),
+        (int | None, "BIGINT NOT NULL", None, f"v: {NO_NONE} {IN_MARIADB} bigint(20) NOT NULL)"),
         (int, "BIGINT", "1", f"v: '1' is str, not int {IN_MARIADB} bigint"),
         (int, "DECIMAL(5)", 100_000, "it has more than 5 digits before the point"),
         (float, "DOUBLE", math.nan, "it is nan, which MySQL does not have"),
@@ -373,6 +372,7 @@ def test_the_columns_that_are_created(tables: Tables) -> None:
 
 
 # --- what only one of them has ----------------------------------------------------------------------------------------
+
 
 @on_postgres
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from exactlyonce.checkpoint.block_storage import Ticket
 from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
-from exactlyonce.checkpoint.store.storage import Ticket
 from exactlyonce.sinks.write_ahead.writer import (
     CHUNK_SIZE,
     INDEXED,

@@ -21,10 +21,9 @@ from exactlyonce.sinks import MySQLSink, PostgresSink
 from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.mysql.prepared import lock_of
 from exactlyonce.sinks.prepared.committer import PreparedCommitter
-from exactlyonce.sinks.prepared.names import TransactionName
-from exactlyonce.sinks.prepared.sink import PreparableSink
-from exactlyonce.sinks.prepared.store import PreparingStore
+from exactlyonce.sinks.prepared.store import PreparingStore, TransactionName
 from exactlyonce.sinks.prepared.writer import PreparedWriter, open_writer
+from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.write_ahead.store import RowEncoder
 
 ORIGIN = "topic-1"
@@ -57,7 +56,7 @@ class Preparing(ABC):
         """Let what connects from now on connect to this port."""
 
     @abstractmethod
-    def sink(self, **more: Any) -> PreparableSink[Any]:
+    def sink(self, **more: Any) -> TableSink[Any]:
         """The description."""
 
     @abstractmethod

@@ -17,7 +17,6 @@ from exactlyonce.sinks import MySQLSink, PostgresSink
 from exactlyonce.sinks.mysql.store import MySQLStore
 from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
-from exactlyonce.sinks.sql.table import row_fields
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
 from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
 
@@ -45,14 +44,10 @@ class Tables(ABC):
     name: str
     commit: str
     """A COMMIT as it comes over the connection."""
-    lost: str
-    """What is said of a connection that was cut."""
     locked: str
     """What is said of a lock that another holds for too long."""
     spoilt: bytes
     """A chunk that is no rows."""
-    spoilt_why: str
-    """What is said of it."""
 
     def __init__(self, server: Any) -> None:
         self.server, self.proxy = server, StatementProxy(server.port)
@@ -112,8 +107,8 @@ class Tables(ABC):
 class PostgresTables(Tables):
     server: PostgresServer
     name = "postgres"
-    commit, lost, locked = "COMMIT\0", "lost during a request", "another session holds a lock"
-    spoilt, spoilt_why = b"no row\n", "encoded for other columns"
+    commit, locked = "COMMIT\0", "another session holds a lock"
+    spoilt = b"no row\n"
 
     def __init__(self, server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(server)
@@ -138,9 +133,9 @@ class PostgresTables(Tables):
 class MariaDBTables(Tables):
     server: MariaDB
     name = "mariadb"
-    commit, lost = "\x03COMMIT", "has closed the connection, or it was cut"
+    commit = "\x03COMMIT"
     locked = "waited too long for a lock"
-    spoilt, spoilt_why = b"(1,2,3,4),\f", "encoded for other types"
+    spoilt = b"(1,2,3,4),\f"
 
     def __init__(self, server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(server)
@@ -153,8 +148,7 @@ class MariaDBTables(Tables):
         return MySQLSink(table, **options)
 
     def _quick(self, sink: Any, type_: Any) -> Store:
-        fields = row_fields(type_, sink.mode, sink.key)
-        return MySQLStore(sink.table, fields, **{**sink._options(), "timeout_s": 3.0})
+        return MySQLStore(sink, type_, timeout_s=3.0)
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
         return self.server.sql(statement)

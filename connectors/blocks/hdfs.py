@@ -1,0 +1,175 @@
+"""Files in HDFS, by hdfs-native: no Java is needed.
+
+What `core-site.xml` and `hdfs-site.xml` in `HADOOP_CONF_DIR` say counts, name services among them; the user is that of
+Kerberos or of `HADOOP_USER_NAME`. Invariant: a file gets its name by a rename that replaces nothing, once the data
+nodes have its bytes on disk and the name node its end.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as TooLate
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from exactlyonce.connectors.blocks.folder import STORAGE, StoredFile
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
+from exactlyonce.pipeline.extras import needing
+
+R = TypeVar("R")
+
+CLIENT = {
+    "dfs.client.failover.max.attempts": "2",
+    "dfs.client.failover.sleep.base.millis": "100",
+    "dfs.client.failover.sleep.max.millis": "500",
+    "dfs.client.socket-timeout": "20000",
+}
+"""A request is tried on each name node, and not for minutes, as the library would: whoever asks repeats it."""
+SILENT_S = 60.0
+"""The library waits without end for a name node that is silent, on a connection whose other end is gone as well: what
+takes longer is given up, and the next request makes a new connection."""
+GIVEN_UP_MAX = 64
+"""Requests that are given up and have not ended: each keeps a thread, and four descriptors. With so many the next ones
+are given up at once, until the system ends their connections, or the name node answers."""
+
+_RPC_ERROR = re.compile(r'RPCError\("[^"]*", "(.*?)(?:\\n|"\)|\Z)', re.DOTALL)
+_REFUSED = ("AccessControlException", "Permission denied", "AuthenticationFailed")
+
+
+class HdfsFolder:
+    """The `Folder` *inner* below *root*, at the name node or the name service *host*. Errors begin with *what* it is
+    for."""
+
+    def __init__(self, host: str, root: str, inner: str, what: str = STORAGE) -> None:
+        self._host, self._root = host, f"/{root}" if root else ""
+        self._path = f"{self._root}/{inner}"
+        self.url = f"hdfs://{host}{self._path}"
+        self._named = f"{what} {self.url}"
+        self._lock = threading.Lock()
+        self._made: Any = None
+        self._given_up: list[Future[Any]] = []
+
+    def check(self) -> None:
+        def probed(client: Any) -> None:
+            client.mkdirs(self._path, create_parent=True)
+            self._write(client, probe := f"{self._path}/probe-{secrets.token_hex(4)}", b"probe")
+            client.delete(probe)
+
+        self._asked(probed)
+
+    def put(self, name: str, content: bytes, aside: str) -> None:
+        path, temporary = f"{self._path}/{name}", f"{self._path}/{aside}"
+
+        def written(client: Any) -> None:
+            try:
+                self._write(client, temporary, content)
+                with suppress(FileExistsError):  # put by an attempt of this one whose answer did not come
+                    client.rename(temporary, path)
+                    return
+            except Exception:
+                with suppress(Exception):  # else it is an orphan
+                    client.delete(temporary)
+                raise
+            client.delete(temporary)
+
+        self._asked(written)
+
+    @staticmethod
+    def _write(client: Any, path: str, content: bytes) -> None:
+        """A new file, whose bytes the data nodes have on disk, and whose end the name node has."""
+        with client.create(path) as file:  # it replaces nothing
+            file.write(content)
+            file.hsync()
+
+    def get(self, name: str) -> bytes | None:
+        def read(client: Any) -> bytes | None:
+            try:
+                content: bytes = client.read(f"{self._path}/{name}").read()
+            except FileNotFoundError:
+                return None
+            return content
+
+        return self._asked(read)
+
+    def files(self) -> Iterator[StoredFile]:
+        def listed(client: Any) -> list[StoredFile]:
+            try:
+                found = list(client.list_status(self._path))
+            except FileNotFoundError:
+                return []
+            files = (each for each in found if not each.isdir)
+            return [StoredFile(each.path.rpartition("/")[2], each.length, each.modification_time) for each in files]
+
+        yield from self._asked(listed)
+
+    def remove(self, names: Iterable[str]) -> None:
+        def removed(client: Any, name: str) -> None:
+            with suppress(FileNotFoundError):
+                client.delete(f"{self._path}/{name}")
+
+        for name in names:
+            self._asked(partial(removed, name=name))
+
+    def remove_folder(self) -> bool:
+        def removed(client: Any) -> bool:
+            each, found = self._path, False
+            with suppress(FileNotFoundError):
+                while each != self._root and not list(client.list_status(each)):
+                    found = client.delete(each) or found
+                    each = each.rpartition("/")[0]
+            return found
+
+        return self._asked(removed)
+
+    def _client(self) -> Any:
+        """Made with the first request: not every process of a pipeline has one."""
+        with self._lock:
+            if self._made is None:
+                with needing("hdfs", "hdfs-native", f"{self._named}"):
+                    import hdfs_native
+                self._made = hdfs_native.Client(f"hdfs://{self._host}", CLIENT)
+            return self._made
+
+    def _asked(self, ask: Callable[[Any], R]) -> R:
+        client, answer = None, Future[R]()
+        with self._lock:
+            self._given_up = [each for each in self._given_up if not each.done()]
+            if len(self._given_up) >= GIVEN_UP_MAX:
+                raise StorageUnavailable(f"{self._named} does not answer: it is silent to {GIVEN_UP_MAX} requests.")
+        try:
+            client = self._client()
+            threading.Thread(target=_answer, args=(answer, partial(ask, client)), name="hdfs", daemon=True).start()
+            return answer.result(SILENT_S)
+        except ConfigError:
+            raise
+        except TooLate as error:
+            with self._lock:
+                self._given_up.append(answer)
+                if self._made is client:
+                    self._made = None
+            raise StorageUnavailable(f"{self._named} does not answer: it is silent for {SILENT_S:.0f} s.") from error
+        except Exception as error:  # the library raises what its errors are made of, as whatever class fits
+            said = _said(error)
+            if isinstance(error, PermissionError) or any(each in str(error) for each in _REFUSED):
+                raise ConfigError(f"{self._named} refuses: {said}") from error
+            raise StorageUnavailable(f"{self._named} does not answer: {said}") from error
+
+
+def _answer(answer: Future[R], ask: Callable[[], R]) -> None:
+    """Put into *answer* what *ask* gives or raises."""
+    try:
+        answer.set_result(ask())
+    except BaseException as error:
+        answer.set_exception(error)
+
+
+def _said(error: Exception) -> str:
+    """The first line of what the name node or the library has to say."""
+    text = str(error)
+    found = _RPC_ERROR.match(text)
+    return (found[1] if found else text).partition("\n")[0].replace('\\"', '"')[:300]

@@ -1,0 +1,142 @@
+"""Files in a folder of this machine, or one that several have mounted.
+
+Invariant: a file gets its name by a rename, after its bytes are durable, and the name is durable when `put` returns.
+What has the name already can only be the same bytes, put by an attempt of the same process whose answer did not come.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from exactlyonce.connectors.blocks.folder import STORAGE, StoredFile
+from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
+
+_REFUSED = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ENAMETOOLONG, errno.ELOOP),
+}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_PROBE = "probe"
+
+
+class LocalFolder:
+    """The `Folder` below *root*, which must exist; *inner* is made. Errors begin with *what* it is for."""
+
+    def __init__(self, root: Path, inner: str, what: str = STORAGE) -> None:
+        self._root = root
+        self._path = root / inner
+        self.url = f"file://{self._path}"
+        self._what, self._named = what, f"{what} {self.url}"
+
+    def check(self) -> None:
+        if not self._root.is_dir():
+            raise ConfigError(f"{self._what} file://{self._root} is not there: make the folder, or mount it.")
+        with self._explained():
+            for folder in (*reversed(self._path.relative_to(self._root).parents), self._path.relative_to(self._root)):
+                made = self._root / folder
+                made.mkdir(exist_ok=True)
+                _sync(made.parent if made != self._root else made)
+            probe = self._path / f"{_PROBE}-{os.getpid()}-{os.urandom(4).hex()}"
+            try:
+                _write(probe, b"probe")
+            finally:
+                with suppress(FileNotFoundError):
+                    probe.unlink()
+
+    def put(self, name: str, content: bytes, aside: str) -> None:
+        temporary = self._path / aside
+        with self._explained():
+            try:
+                _write(temporary, content)
+                os.rename(temporary, self._path / name)
+            except OSError:
+                with suppress(OSError):  # else it is an orphan
+                    temporary.unlink()
+                raise
+            _sync(self._path)
+
+    def get(self, name: str) -> bytes | None:
+        with self._explained(reading=name):
+            try:
+                return (self._path / name).read_bytes()
+            except FileNotFoundError:
+                self._require_mounted()
+                return None
+
+    def files(self) -> Iterator[StoredFile]:
+        with self._explained():
+            try:
+                entries = list(os.scandir(self._path))
+            except FileNotFoundError:
+                self._require_mounted()
+                return
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    found = entry.stat(follow_symlinks=False)
+                    yield StoredFile(entry.name, found.st_size, found.st_mtime_ns // 1_000_000)
+
+    def remove(self, names: Iterable[str]) -> None:
+        with self._explained():
+            self._require_mounted()
+            for name in names:
+                with suppress(FileNotFoundError):
+                    (self._path / name).unlink()
+
+    def remove_folder(self) -> bool:
+        found = False
+        with self._explained(), suppress(FileNotFoundError):
+            for each in (self._path, *self._path.parents[: len(self._path.relative_to(self._root).parts) - 1]):
+                try:
+                    each.rmdir()
+                    found = True
+                except OSError as error:
+                    if error.errno != errno.ENOTEMPTY:
+                        raise
+        return found
+
+    def _require_mounted(self) -> None:
+        """What is missing with the whole storage is away, and not lost."""
+        if not self._root.is_dir():
+            raise StorageUnavailable(f"{self._what} file://{self._root} is not there: is it mounted?")
+
+    @contextmanager
+    def _explained(self, *, reading: str = "") -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if reading and error.errno in _REFUSED:
+                raise ConfigError(
+                    f"{self._named}/{reading} cannot be read: {error.strerror}. It has to be a file that user "
+                    f"{os.geteuid()} may read."
+                ) from error
+            if error.errno in _REFUSED:
+                raise ConfigError(
+                    f"{self._named} refuses: {error.strerror}. Give user {os.geteuid()} the right "
+                    f"to write there, or name another one."
+                ) from error
+            if error.errno in _FULL:
+                raise StorageUnavailable(f"{self._named} is full: make room there.") from error
+            raise StorageUnavailable(
+                f"{self._named} does not answer: {error.strerror or type(error).__name__}."
+            ) from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A new file, whose bytes are durable."""
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """The names in it are durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,363 @@
+"""Blocks in the checkpoint topic: its partitions but the first are a `BlockStorage`.
+
+A block is written by a plain idempotent producer, and is read uncommitted. It is dropped by a tombstone, which counts
+once it is committed: the decision log writes it in the transaction that finalizes a manifest without the block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from confluent_kafka import Consumer, IsolationLevel, Message, TopicPartition
+
+from exactlyonce.checkpoint.block_storage import DamagedBlock, KeysWritten, Scanned, Ticket, verified_value
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.connectors.kafka import client as store_client
+from exactlyonce.connectors.kafka.checkpoint_topic.scan import IDLE_TIMEOUT_S, is_damaged, next_offset, read_range
+from exactlyonce.connectors.kafka.errors import Meaning, explained, meaning_of
+from exactlyonce.pipeline.errors import BrokerUnavailable, require
+
+DELIVERY_TIMEOUT_MS = 60_000
+"""A block that is not durable by then fails its checkpoint."""
+_GAP_BYTES_MAX = 4 * 1024 * 1024
+"""Between two wanted blocks, about what can be read in the 5 ms or so that a seek takes."""
+
+
+class DeliveryError(Protocol):
+    """Why a record may not have been written."""
+
+    def str(self) -> str: ...
+
+
+class Delivered(Protocol):
+    """Where a record lies."""
+
+    def partition(self) -> int | None: ...
+    def offset(self) -> int | None: ...
+
+
+OnDelivery = Callable[[DeliveryError | None, Delivered], None]
+
+
+class BlockProducer(Protocol):
+    """The idempotent writer of blocks."""
+
+    def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
+        """Send it, and return at once. BufferError: it holds all that it may."""
+
+    def poll(self, timeout_s: float) -> None:
+        """Tell of deliveries; waits so long for the first."""
+
+
+class KafkaBlockProducer:
+    """The `BlockProducer` of confluent-kafka."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = config
+        self._producer = store_client.producer(config, message_timeout_ms=DELIVERY_TIMEOUT_MS)
+
+    def connect(self, topic: str) -> None:
+        """Return once it is connected to the broker; else `BrokerUnavailable`."""
+        with explained(self._config, f"connecting to write to {topic}"):
+            store_client.connect(self._producer, topic)
+
+    def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
+        with explained(self._config, "writing a block"):
+            self._producer.produce(topic, value, key, partition, on_delivery=on_delivery)
+
+    def poll(self, timeout_s: float) -> None:
+        with explained(self._config, "writing blocks"):
+            self._producer.poll(timeout_s)
+
+
+class BlockWriter:
+    """The `AttemptBlocks` of one attempt of one process."""
+
+    def __init__(self, producer: BlockProducer, topic: TopicInfo, incarnation: int, attempt: int, nonce: str) -> None:
+        """*nonce*: no two processes have the same."""
+        self.topic = topic
+        self.incarnation = incarnation
+        self.attempt = attempt
+        self._nonce = nonce
+        self._producer = producer
+        self._unresolved: deque[Ticket] = deque()
+        self._keys = KeysWritten()
+
+    @classmethod
+    def connected(cls, config: Mapping[str, Any], topic: TopicInfo, incarnation: int, attempt: int) -> BlockWriter:
+        """One that writes by confluent-kafka; the broker has answered."""
+        producer = KafkaBlockProducer(config)
+        producer.connect(topic.name)
+        return cls(producer, topic, incarnation, attempt, secrets.token_hex(6))
+
+    @property
+    def pending(self) -> int:
+        """How many blocks are on their way."""
+        return len(self._unresolved)
+
+    @property
+    def waiting(self) -> str:
+        """The broker, if any, of which sources and sinks tell."""
+        return ""
+
+    def write(self, block: Block, key_group: int, part: int = 0) -> Ticket:
+        """Send *block*, once for every (operator, checkpoint, key group, part), and return at once."""
+        key = BlockKey(self.incarnation, block.checkpoint, block.operator, key_group, part, self.attempt, self._nonce)
+        value = encode(block)
+        self._keys.add(key)
+        ticket = Ticket(str(key), value)
+        partition = self.topic.partition_of(key_group)
+        try:
+            self._producer.produce(self.topic.name, value, ticket.key, partition, partial(_told, ticket))
+        except BufferError as error:
+            self._keys.forget(key)
+            raise BrokerUnavailable(f"{self.pending} blocks wait for the broker; there is no room for more.") from error
+        self._unresolved.append(ticket)
+        return ticket
+
+    def poll(self, timeout_s: float = 0.0) -> int:
+        """Let tickets learn their fate; how many are still pending. To be called now and then while any is."""
+        self._producer.poll(timeout_s)
+        self._unresolved = deque(ticket for ticket in self._unresolved if not ticket.resolved)
+        return self.pending
+
+    def wait(self, timeout_s: float, look: Callable[[], None] = lambda: None, *, left: int = 0) -> None:
+        """See `AttemptBlocks`. The client, of which no thread is ours, tries for `DELIVERY_TIMEOUT_MS` at most."""
+        deadline = time.monotonic() + timeout_s
+        while self.pending > left and self.poll(0.05) > left:
+            look()
+            if time.monotonic() > deadline:
+                raise BrokerUnavailable(f"{self.pending} blocks were not written within {timeout_s:.0f} s.")
+
+
+def _told(ticket: Ticket, error: DeliveryError | None, message: Delivered) -> None:
+    """A block was delivered, or not."""
+    if error is not None:
+        ticket.failed(error.str())
+        return
+    partition, offset = message.partition(), message.offset()
+    require(partition is not None and offset is not None, "A delivered record has an offset")
+    ticket.written(partition or 0, offset or 0)
+
+
+class BlockReader:
+    """Reads blocks by reference, wherever they lie."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topic: TopicInfo,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+        *,
+        stays_connected: bool = False,
+    ) -> None:
+        """*stays_connected*: for who reads a few blocks again and again, in one thread, and closes it at the end."""
+        self.topic = topic
+        self._config = config
+        self._idle_timeout_s = idle_timeout_s
+        self._stays_connected = stays_connected
+        self._idle: Consumer | None = None
+        """Connected, and reads nothing: whatever was assigned to it has been read."""
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        """Every one of *refs* with its block, in no particular order. `DamagedBlock` names the first that is not right.
+
+        ```python
+        for ref, block in BlockReader(config, topic).fetch(refs):
+            restore(block.schema, zlib.decompress(block.body))
+        ```
+        """
+        wanted = _by_partition(refs)
+        if not wanted:
+            return
+        while wanted:
+            consumer, self._idle = self._idle or self._connected(wanted), None
+            try:
+                begin = [TopicPartition(self.topic.name, each, queue[0].offset) for each, queue in wanted.items()]
+                consumer.assign(begin)
+                yield from self._read(consumer, wanted)
+            finally:
+                if self._stays_connected and not wanted and self._idle is None:
+                    self._idle = consumer
+                else:
+                    consumer.close()
+
+    def close(self) -> None:
+        """Let go of the connection; without effect if there is none."""
+        idle, self._idle = self._idle, None
+        if idle is not None:
+            idle.close()
+
+    def _connected(self, wanted: dict[int, deque[BlockRef]]) -> Consumer:
+        most = max(sum(ref.size for ref in queue) for queue in wanted.values())
+        size = store_client.FETCH_SIZE_MAX if self._stays_connected else most
+        return store_client.consumer(self._config, self.topic.name, "read_uncommitted", partition_bytes=size)
+
+    def _read(self, consumer: Consumer, wanted: dict[int, deque[BlockRef]]) -> Iterator[tuple[BlockRef, Block]]:
+        """Read until nothing is *wanted*, or *consumer* has met a damaged batch before the next wanted block."""
+        begun = {queue[0] for queue in wanted.values()}
+        deadline = time.monotonic() + self._idle_timeout_s
+        at_end: set[int] = set()
+        sought: set[BlockRef] = set()
+        while wanted:
+            message = consumer.poll(0.1)
+            if message is not None and message.partition() in wanted:
+                partition = message.partition() or 0
+                queue = wanted[partition]
+                if is_damaged(message):
+                    _require_elsewhere(queue[0], begun, message)
+                    return
+                _require_there(queue[0], message)
+                reached = next_offset(self._config, message)
+                if reached is not None:
+                    (at_end.discard if message.error() is None else at_end.add)(partition)
+                    yield from _taken(queue, message, reached)
+                    deadline = time.monotonic() + self._idle_timeout_s  # whoever took it may have taken any time
+                if not queue:
+                    del wanted[partition]
+                    consumer.incremental_unassign([TopicPartition(self.topic.name, partition)])
+                elif _is_far(queue[0], message) and queue[0] not in sought:
+                    sought.add(queue[0])
+                    consumer.seek(TopicPartition(self.topic.name, partition, queue[0].offset))
+            if time.monotonic() > deadline:
+                raise self._silent(next(iter(wanted.values()))[0], at_end)
+
+    def _silent(self, ref: BlockRef, at_end: set[int]) -> Exception:
+        """Why *ref* was not read in time. After a change of leaders a partition may seem to end early, for a moment."""
+        if ref.partition in at_end:
+            return DamagedBlock(f"{_named(ref)} is gone: the partition ends before it.", ref)
+        return BrokerUnavailable(f"{_named(ref)} could not be read for {self._idle_timeout_s:.0f} s. Check the broker.")
+
+
+def _by_partition(refs: Iterable[BlockRef]) -> dict[int, deque[BlockRef]]:
+    wanted: dict[int, deque[BlockRef]] = {}
+    for ref in sorted(set(refs), key=lambda ref: (ref.partition, ref.offset)):
+        wanted.setdefault(ref.partition, deque()).append(ref)
+    return wanted
+
+
+def _require_there(ref: BlockRef, message: Message) -> None:
+    error = message.error()
+    if error is not None and meaning_of(error) is Meaning.REMOVED:
+        raise DamagedBlock(f"{_named(ref)} is gone: the partition does not hold that offset.", ref)
+
+
+def _require_elsewhere(ref: BlockRef, begun: set[BlockRef], damage: Message) -> None:
+    """Raise if the reading began at *ref*, which lies in the damaged batch then; one that begins there will tell."""
+    error = damage.error()
+    if ref in begun and error is not None:
+        raise DamagedBlock(f"{_named(ref)} is damaged: {error.str()}.", ref)
+
+
+def _is_far(ref: BlockRef, message: Message) -> bool:
+    """Whether a seek to *ref* is faster than reading on from *message*, if what lies between is of about its size."""
+    if message.error() is not None:
+        return False
+    return (ref.offset - (message.offset() or 0) - 1) * len(message.value() or b"") > _GAP_BYTES_MAX
+
+
+def _taken(queue: deque[BlockRef], message: Message, reached: int) -> Iterator[tuple[BlockRef, Block]]:
+    """Take from *queue* what *message*, which shows the partition up to *reached*, settles."""
+    while queue and queue[0].offset < reached:
+        ref = queue.popleft()
+        if message.error() is not None or message.offset() != ref.offset:
+            raise DamagedBlock(f"{_named(ref)} is gone: deleted or compacted away.", ref)
+        yield ref, verified(ref, message.key(), message.value() or b"")
+
+
+def verified(ref: BlockRef, key: object, value: bytes) -> Block:
+    """The block of the record that lies where *ref* says; `DamagedBlock` unless it is the one that was written."""
+    if key != ref.key.encode():
+        raise DamagedBlock(f"{_named(ref)}: another record lies there, with key {key!r}.", ref)
+    return verified_value(ref, value, _named(ref))
+
+
+def _named(ref: BlockRef) -> str:
+    return f"Block {ref.key} at partition {ref.partition} offset {ref.offset}"
+
+
+def scan_blocks(config: Mapping[str, Any], topic: TopicInfo, start_offsets: Iterable[int]) -> Scanned:
+    """The blocks from *start_offsets*, one for each partition, to the end of the topic that are not tombstoned yet.
+
+    The keys say who wrote them and for which checkpoint; records with other keys are left alone. A tombstone counts
+    once it is committed: below the last stable offset that is known, and what lies behind it is not hidden.
+    """
+    found: dict[str, BlockRef] = {}
+    written_at_ms: dict[str, int] = {}
+    unreadable: list[str] = []
+    client = store_client.admin(config)
+    with explained(config, f"asking for the ends of {topic.name}"):
+        ends = store_client.end_offsets(client, topic.name, range(topic.partitions))
+        stable = store_client.end_offsets(client, topic.name, range(topic.partitions), IsolationLevel.READ_COMMITTED)
+        firsts = store_client.first_offsets(client, topic.name, range(topic.partitions))
+    for partition, start in list(enumerate(start_offsets))[1:]:
+        begin, known = max(start, firsts[partition]), min(stable[partition], ends[partition])
+
+        def skipped(first: int, behind: int, partition: int = partition) -> None:
+            unreadable.append(f"partition {partition} of {topic.name}, offsets {first} to {behind - 1}")
+
+        settled = read_range(config, topic.name, partition, begin, known, "read_committed", skipped)
+        for message in settled:
+            _note(found, written_at_ms, message)
+        rest = read_range(
+            config, topic.name, partition, max(begin, known), ends[partition], "read_uncommitted", skipped
+        )
+        for message in rest:
+            if message.value() is not None:
+                _note(found, written_at_ms, message)
+    ends_of_all = tuple(ends[partition] for partition in range(topic.partitions))
+    return Scanned(tuple(found.values()), ends_of_all, tuple(unreadable), written_at_ms)
+
+
+def _note(found: dict[str, BlockRef], written_at_ms: dict[str, int], message: Message) -> None:
+    """Take the next record of a partition into *found*, and its time into *written_at_ms*, by key."""
+    key, value = (message.key() or b"").decode(errors="replace"), message.value()
+    found.pop(key, None)
+    written_at_ms.pop(key, None)
+    if value is not None and BlockKey.parse(key) is not None:
+        digest = hashlib.sha256(value).digest()
+        found[key] = BlockRef(message.partition() or 0, message.offset() or 0, key, len(value), digest)
+        _, written_at_ms[key] = message.timestamp()
+
+
+class TopicStorage:
+    """The `BlockStorage` that keeps blocks in the pipeline's checkpoint topic."""
+
+    def __init__(self, config: Mapping[str, Any], topic: TopicInfo, *, stays_connected: bool = False) -> None:
+        """*stays_connected*: see `BlockReader`. Nothing is connected yet."""
+        self._config = config
+        self._topic = topic
+        self._reader = BlockReader(config, topic, stays_connected=stays_connected)
+
+    def check(self, *, in_use: bool = False) -> None:
+        """Nothing: whoever has the topic has looked at it; see `topic.prepare_topic`."""
+
+    def begin(self, incarnation: int, attempt: int) -> BlockWriter:
+        """Its own producer, to which the broker has answered."""
+        return BlockWriter.connected(self._config, self._topic, incarnation, attempt)
+
+    def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
+        """By partition, in the order of the offsets."""
+        return self._reader.fetch(refs)
+
+    def since(self, ends: Iterable[int]) -> Scanned:
+        """From the first offset on, of each partition, that was behind its end."""
+        return scan_blocks(self._config, self._topic, ends)
+
+    def dropped(self, refs: Iterable[BlockRef]) -> None:
+        """Their tombstones have done so."""
+
+    def erase(self) -> None:
+        """They go with the topic."""
+
+    def close(self) -> None:
+        """Of the reader; a writer's producer goes with its process."""
+        self._reader.close()

@@ -1,0 +1,285 @@
+"""The requests of the decision log and its writer at a real broker: each is sent once, and its answer put in a word.
+
+Which requests make a transaction, what is asked again and for how long, and under which epoch:
+`checkpoint.transactions.transactional_writer` decides that. Here brokers are found, batches encoded, error codes read.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+from kafka.errors import for_code
+from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.records.committable import Written
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.checkpoint.transactions.broker_answers import Answered, Fate, Producer, WriteAnswer
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogReader
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, Again, refuse
+from exactlyonce.connectors.kafka.kafka_protocol import Observe, PartitionLeader, Places, Request, Wire
+from exactlyonce.connectors.kafka.log import fates_now
+from exactlyonce.connectors.kafka.topics import Topic, Topics
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, InvariantViolation, TopicError
+
+PRODUCE_TIMEOUT_MS = 10_000
+"""How long a broker waits for the replicas of a batch."""
+ALL_REPLICAS = -1
+LOOK_TIMEOUT_MS = 15_000
+UNBOUNDED = 2**31 - 1
+"""Bytes of a batch, for the builder: whoever asks has bounded it."""
+
+INVALID_TRANSACTION_TIMEOUT = 50
+WRITE_ANSWERS = {
+    0: WriteAnswer.DONE,
+    46: WriteAnswer.ABORTABLE,  # DUPLICATE_SEQUENCE_NUMBER: written, and nobody knows any more where
+    47: WriteAnswer.FENCED,  # INVALID_PRODUCER_EPOCH
+    48: WriteAnswer.FENCED,  # INVALID_TXN_STATE
+    49: WriteAnswer.FENCED,  # INVALID_PRODUCER_ID_MAPPING
+    90: WriteAnswer.FENCED,  # PRODUCER_FENCED
+    45: WriteAnswer.ABORTABLE,  # OUT_OF_ORDER_SEQUENCE_NUMBER
+    59: WriteAnswer.ABORTABLE,  # UNKNOWN_PRODUCER_ID
+    120: WriteAnswer.ABORTABLE,  # TRANSACTION_ABORTABLE
+    UNKNOWN_TOPIC: WriteAnswer.BUSY,  # the next look-up tells whether it is gone, or moved
+    UNKNOWN_TOPIC_ID: WriteAnswer.BUSY,
+}
+"""What the broker's error codes mean for a batch. Any other passes, or is a refusal; see `kafka_protocol.refuse`."""
+
+
+class _TopicLost(Exception):
+    """The topic is not the one that was first asked for."""
+
+    def __init__(self, answer: WriteAnswer) -> None:
+        super().__init__(answer.value)
+        self.answered = Answered(answer, answer.value)
+
+
+class LogRequests:
+    """Answers the requests of a decision log in *topic*. Making one connects to nothing.
+
+    Used by one thread at a time; beside it, one may ask `LookOnce`, and one `FirstOffsets`: these have own connections.
+
+    A request that has no answer raises `BrokerUnavailable`; the brokers are looked up anew for the next one.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        topic: TopicInfo,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        observed: Callable[[], Observe | None] = lambda: None,
+    ) -> None:
+        """*observed* is called for each client that is made."""
+        self.topic = topic
+        self.reader = LogReader(config.confluent(), topic)
+        self._sleep = sleep
+        self._places = Places()
+        """A look, in another thread, may forget them at any time."""
+
+        def wire(timeout_ms: int) -> Wire:
+            return Wire(
+                config, timeout_ms=timeout_ms, clock=clock, sleep=sleep, observe=observed(), places=self._places
+            )
+
+        self._wire = wire(PRODUCE_TIMEOUT_MS)
+        self._looks = wire(LOOK_TIMEOUT_MS)
+        """For requests that wait at a broker: there, they would hold up the others of their connection."""
+        self._topics = Topics(config, clock=clock, sleep=sleep, observe=observed())
+        self._topic_id: UUID | None = None
+
+    def __call__(self, request: ask.Request) -> Any:
+        match request:
+            case ask.InitTransactions():
+                doing = f"Fencing older writers of {self.topic.name}"
+                return self._once(lambda: self._initialised(request, doing), doing, request.wait_ms)
+            case ask.ProduceBatches():
+                doing = f"Writing to {self.topic.name}"
+                answers = self._once(lambda: self._produced(request, doing), doing, request.wait_ms)
+                if isinstance(answers, Answered):
+                    return {each.partition: answers for each in request.batches}
+                return answers
+            case ask.EndTransaction():
+                doing = f"Ending a transaction in {self.topic.name}"
+                return self._once(lambda: self._ended(request, doing), doing, request.wait_ms)
+            case ask.LookOnce():
+                doing = f"Looking for a decision in {self.topic.name}"
+                return self._looks.once(lambda: self._looked(request), doing, LOOK_TIMEOUT_MS)
+            case ask.LogEnds():
+                return self.reader.ends()
+            case ask.ReadLog(end):
+                return self.reader.read(end)
+            case ask.FirstOffsets():
+                topic = as_topic(self.topic)
+                firsts = self._topics.first_offsets(topic)
+                return None if firsts is None else tuple(firsts[each] for each in range(topic.partitions))
+            case ask.Pause(duration_ms):
+                return self._sleep(duration_ms / 1000)
+            case ask.Together(requests):  # alone, they go one after the other, in this order
+                return tuple(ask.answered(each, self) for each in requests)
+        raise InvariantViolation(f"{request} is nothing that a decision log asks")
+
+    def freeze(self, topic: TopicInfo) -> None:
+        """Ask about the partitions of *topic* only, which is this one as the log was written."""
+        self.topic = self.reader.topic = topic
+        self._places.forget()
+
+    def close(self) -> None:
+        """Let go of the connections; nothing is ended by it."""
+        self._wire.close()
+        self._looks.close()
+        self._topics.close()
+
+    # --- single requests
+
+    def _once(self, attempt: Callable[[], Any], doing: str, wait_ms: int) -> Any:
+        """The result of *attempt*; after one that failed the brokers are looked up anew."""
+
+        def looking() -> Any:
+            try:
+                return attempt()
+            except _TopicLost as lost:
+                return lost.answered
+            except Again:
+                self._places.forget()
+                raise
+
+        return self._wire.once(looking, doing, wait_ms)
+
+    def _initialised(self, request: ask.InitTransactions, doing: str) -> Answered:
+        message = InitProducerIdRequest(
+            transactional_id=request.transactional_id,
+            transaction_timeout_ms=request.transaction_timeout_ms,
+            producer_id=-1,
+            producer_epoch=-1,
+            max_version=5,  # later ones can keep a prepared transaction
+        )
+        answer = self._wire.ask(message, self._coordinator(request.transactional_id))
+        if answer.error_code == INVALID_TRANSACTION_TIMEOUT:
+            raise ConfigError(
+                f"The broker refuses a transaction timeout of {request.transaction_timeout_ms} ms, which decisions "
+                f"need. Raise its transaction.max.timeout.ms to three minutes ({request.transaction_timeout_ms}) or "
+                f"more."
+            )
+        refuse(answer.error_code, doing)
+        return Answered(WriteAnswer.DONE, "", Producer(answer.producer_id, answer.producer_epoch))
+
+    def _produced(self, request: ask.ProduceBatches, doing: str) -> dict[int, Answered]:
+        """The batches go to all brokers at once."""
+        leaders = self._leaders()
+        by_node: defaultdict[int, list[ask.DecisionBatch]] = defaultdict(list)
+        for batch in request.batches:
+            by_node[leaders[self.topic.name, batch.partition].node_id].append(batch)
+        messages = [Request(self._produce_request(request, some), node) for node, some in by_node.items()]
+        answers = {
+            each.index: _written(each, f"{doing}[{each.index}]")
+            for answer in self._wire.ask_all(messages)
+            for each in answer.responses[0].partition_responses
+        }
+        if any(each.answer is WriteAnswer.BUSY for each in answers.values()):
+            self._places.forget()
+        return answers
+
+    def _ended(self, request: ask.EndTransaction, doing: str) -> Answered:
+        message = EndTxnRequest(
+            transactional_id=request.transactional_id,
+            producer_id=request.producer.producer_id,
+            producer_epoch=request.producer.epoch,
+            committed=request.commit,
+            min_version=5,  # it raises the epoch
+        )
+        answer = self._wire.ask(message, self._coordinator(request.transactional_id))
+        if WRITE_ANSWERS.get(answer.error_code) is WriteAnswer.FENCED:
+            return Answered(WriteAnswer.FENCED, for_code(answer.error_code).__name__)
+        refuse(answer.error_code, doing)
+        return Answered(WriteAnswer.DONE, "", Producer(answer.producer_id, answer.producer_epoch))
+
+    def _looked(self, request: ask.LookOnce) -> dict[int, Fate | None]:
+        """Fetched from the leaders that the batches went to, or who leads now if that is not known any more."""
+        name = self.topic.name
+        leaders = self._looks.leaders_remembered([(name, partition) for partition, _ in request.offsets])
+        places = {Written(name, each, offset, 1): leaders[name, each] for each, offset in request.offsets}
+        try:
+            fates = fates_now(self._looks, request.producer, places, request.wait_ms)
+        except Again:
+            self._places.forget()
+            raise
+        return {place.partition: fate for place, fate in zip(places, fates, strict=True)}
+
+    # --- whom to ask
+
+    def _coordinator(self, transactional_id: str) -> int:
+        """The broker that keeps the id. It is asked nothing for a topic that is not the one that was opened."""
+        self._leaders()
+        return self._wire.coordinators_remembered([transactional_id])[transactional_id]
+
+    def _leaders(self) -> dict[tuple[str, int], PartitionLeader]:
+        """The brokers that lead the topic's partitions."""
+        name = self.topic.name
+        try:
+            leaders = self._wire.leaders_remembered([(name, each) for each in range(self.topic.partitions)])
+        except TopicError:
+            self._require_gone()
+            raise _TopicLost(WriteAnswer.TOPIC_DELETED) from None
+        self._require_same({leader.topic_id for leader in leaders.values()})
+        return leaders
+
+    def _require_gone(self) -> None:
+        """Raise `Again` while any broker knows the topic: of a new one they learn one after the other."""
+        answers = self._wire.metadata_of_each([self.topic.name])
+        if any(topic.error_code != UNKNOWN_TOPIC for answer in answers for topic in answer.topics):
+            raise Again(f"not every broker knows {self.topic.name} yet")
+
+    def _require_same(self, topic_ids: set[UUID]) -> None:
+        """Decisions go into the topic that was opened: one made anew under its name knows nothing of them."""
+        self._topic_id = self._topic_id or next(iter(topic_ids))
+        if topic_ids != {self._topic_id}:
+            raise _TopicLost(WriteAnswer.TOPIC_MADE_ANEW)
+
+    def _produce_request(self, request: ask.ProduceBatches, batches: Sequence[ask.DecisionBatch]) -> ProduceRequest:
+        entry = ProduceRequest.TopicProduceData
+        data = [entry.PartitionProduceData(index=each.partition, records=_encoded(each, request)) for each in batches]
+        return ProduceRequest(
+            transactional_id=request.transactional_id,
+            acks=ALL_REPLICAS,
+            timeout_ms=PRODUCE_TIMEOUT_MS,
+            topic_data=[entry(name=self.topic.name, topic_id=self._topic_id, partition_data=data)],
+            min_version=12,  # it adds the partitions to the transaction
+        )
+
+
+def as_topic(info: TopicInfo) -> Topic:
+    """The checkpoint topic, whose id librdkafka has written, as `Topics` knows it."""
+    return Topic(info.name, str(UUID(bytes=base64.b64decode(info.topic_id + "=="))), info.partitions)
+
+
+def _written(answer: Any, doing: str) -> Answered:
+    """What the answer to a batch says."""
+    code = answer.error_code
+    if code in WRITE_ANSWERS:
+        known, text = WRITE_ANSWERS[code], for_code(code).__name__
+        said = text if known is WriteAnswer.FENCED else f"{doing}: {text} ({code})"
+        return Answered(known, said, first_offset=answer.base_offset)
+    try:
+        refuse(code, doing)
+    except Again as obstacle:
+        return Answered(WriteAnswer.BUSY, str(obstacle))
+    except ExactlyOnceError as error:
+        return Answered(WriteAnswer.REFUSED, f"{error} {answer.error_message or ''}".rstrip())
+    raise InvariantViolation(f"error code {code} is none")
+
+
+def _encoded(batch: ask.DecisionBatch, request: ask.ProduceBatches) -> bytes:
+    producer_id, epoch = request.producer
+    builder = DefaultRecordBatchBuilder(2, 0, True, producer_id, epoch, batch.sequence, UNBOUNDED)
+    for number, (_, key, value, headers) in enumerate(batch.writes):
+        builder.append(number, request.timestamp_ms, key.encode(), value, list(headers))
+    return bytes(builder.build())

@@ -1,0 +1,80 @@
+"""Writes what documentation repeats of the code: help in cli.md, and the tables of settings.md.
+
+`python docs/generate.py` writes both pages. The text around, and the last column of the tables of settings, are written
+by hand; a setting without a row is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.cli.main import parser
+from exactlyonce.engines.options import Restoration, RunOptions, StateSettings
+from exactlyonce.pipeline.settings import CHOICE, FLAG, Declared, declared
+
+DOCS = Path(__file__).parent
+COMMAND_LINE, SETTINGS = DOCS / "cli.md", DOCS / "settings.md"
+COLUMNS = "100"
+TABLES = {RunOptions: "run", Restoration: "run", CheckpointSettings: "checkpoint", StateSettings: "state"}
+
+
+def commands(command: ArgumentParser, words: str = "") -> Iterator[tuple[str, ArgumentParser]]:
+    """Every command with its words, as `savepoints list`; first *command* itself."""
+    yield words, command
+    for action in command._actions:
+        for name, below in action.choices.items() if isinstance(action.choices, dict) else ():
+            yield from commands(below, f"{words} {name}".strip())
+
+
+def command_line(page: str) -> str:
+    """cli.md with the help of today; KeyError for a command that there is not, ValueError for one that is left out."""
+    os.environ["COLUMNS"] = COLUMNS
+    helps = {words: command.format_help() for words, command in commands(parser())}
+
+    def block(match: re.Match[str]) -> str:
+        return f"```text\n$ exactlyonce {match[1]}--help\n{helps.pop(match[1].strip())}```\n"
+
+    page = re.sub(r"```text\n\$ exactlyonce (.*?)--help\n.*?```\n", block, page, flags=re.DOTALL)
+    if helps:
+        raise ValueError(f"{COMMAND_LINE.name} has no block for: {', '.join(helps)}")
+    return page
+
+
+def settings(page: str) -> str:
+    """settings.md with the names, defaults and bounds of today; ValueError for a setting that has no row."""
+    rows: dict[str, tuple[str, Declared]] = {}
+    for owner, table in TABLES.items():
+        for each in declared(owner).values():
+            option = f"`--{each.option}`"
+            negated = each.setting.kind == FLAG and (each.default or "(default: " in each.setting.help)
+            first = f"{option}, `--no-{each.option}`" if negated else option
+            key = f"`[{table}] {each.key}`" if each.setting.in_file else ""
+            rows[option] = f"| {first} |{key and f' {key}'} | {_default(each)} |", each
+    flink = {option: each.setting.flink for option, (_, each) in rows.items() if each.setting.flink}
+    lines, described = [], set()
+    for line in page.splitlines():
+        option = (re.match(r"\| (`--[\w-]+`)", line) or [line, ""])[1]
+        if option in rows and (told := re.fullmatch(r"\|[^|]*\|[^|]*\|[^|]*\| (.*)", line)):
+            lines.append(f"{rows[option][0]} {told[1]}")
+            described.add(option)
+        else:
+            lines.append(f"| {option} | {flink.pop(option)} |" if option in flink else line)
+    if missing := [*(rows.keys() - described), *flink]:
+        raise ValueError(f"{SETTINGS.name} has no row for: {', '.join(missing)}")
+    return "\n".join(lines) + "\n"
+
+
+def _default(each: Declared) -> str:
+    """A cell of the column "default"."""
+    text, setting = each.default_text, each.setting
+    return f"`{text}`" if setting.kind == CHOICE else text
+
+
+if __name__ == "__main__":
+    COMMAND_LINE.write_text(command_line(COMMAND_LINE.read_text()))
+    SETTINGS.write_text(settings(SETTINGS.read_text()))

@@ -1,0 +1,327 @@
+"""The assembler: the operators of one subtask of a task, made, restored and wired. Every engine uses it.
+
+Invariant: the operators of a task are the same, in the same order and wired alike, whoever runs them. Engines differ in
+the `Ends` alone: where records come from and go to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+from exactlyonce.checkpoint.block_storage import Blocks
+from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, OperatorSnapshot, RecordPlace, SourceOffset
+from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
+from exactlyonce.engines.runtime import in_flight
+from exactlyonce.engines.runtime import operators as ops
+from exactlyonce.engines.runtime.activity import Activity
+from exactlyonce.engines.runtime.batch import Batch, Push
+from exactlyonce.engines.runtime.batch_codec import BatchCodec
+from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks, whole_or_halt
+from exactlyonce.engines.runtime.cut import Cut, InFlightCapture
+from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.order_log import OrderRuns
+from exactlyonce.pipeline.context import Context
+from exactlyonce.pipeline.errors import USERS_ERRORS, ExactlyOnceError, GraphError, InvariantViolation, text_of
+from exactlyonce.pipeline.exactness import in_utc
+from exactlyonce.pipeline.graph import Input, Kind, LogicalGraph, Node
+from exactlyonce.pipeline.hints import UNKNOWN
+from exactlyonce.sinks.writer import SinkEncoder, SinkWriter
+from exactlyonce.state.backend import StateBackend, Table
+from exactlyonce.state.key_groups import common_groups, group_range
+from exactlyonce.state.restore import restore
+
+STATEFUL = (Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE)
+
+
+class RestoredEdge(NamedTuple):
+    """Where in-flight records of an edge go that the restored checkpoint has."""
+
+    codec: BatchCodec
+    push: Push
+
+
+class Ends(Protocol):
+    """What the operators of one subtask are wired to."""
+
+    def read(self, node: Node, push: Push) -> None:
+        """Give *push* the records of source *node*."""
+
+    def receive(self, edge: ShuffleEdge, codec: BatchCodec, push: Push) -> None:
+        """Give *push* what the subtasks of the task before send over *edge*."""
+
+    def send(self, edge: ShuffleEdge, codec: BatchCodec) -> Push:
+        """Takes what goes over *edge*, and encodes it before it returns: another branch may change it in place then."""
+
+    def come_round(self, edge: FeedbackEdge, codec: BatchCodec, push: Push) -> None:
+        """Give *push* what comes round a loop."""
+
+    def feed(self, edge: FeedbackEdge, codec: BatchCodec) -> Push:
+        """Takes what goes round a loop; encodes likewise."""
+
+    def write(self, node: Node) -> Push:
+        """Takes the records of sink *node*."""
+
+    def restore(self, frames: Sequence[InFlightFrame], edges: Mapping[str, RestoredEdge]) -> None:
+        """Take in-flight *frames*, in their order, before anything else of their channels."""
+
+    def touched_groups(self, node: Node) -> Collection[int] | None:
+        """The key groups of stateful *node* whose state is read; None: all that the subtask owns."""
+
+
+class Taken(Protocol):
+    """The input that a batch was taken from."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def push(self) -> Push: ...
+
+    def runs(self) -> Iterable[tuple[int, int]]:
+        """(partition or -1, count) of the batch."""
+
+
+@dataclass
+class TaskOperators:
+    """The operators of one subtask, ready to be pushed to, with all that a cut of them holds."""
+
+    task: str
+    subtask: int
+    by_id: dict[str, Any] = field(default_factory=dict)
+    """What takes the records of each node."""
+    tables: list[Table[Any]] = field(default_factory=list)
+    functions: list[tuple[str, Any]] = field(default_factory=list)
+    """The user's functions, as they were made here, with the id of their operator."""
+    sinks: list[SinkWriter] = field(default_factory=list)
+    order: OrderRuns | None = None
+    """None where there is only one order; see `order_runs`."""
+
+    def take(self, source: Taken, batch: Batch) -> None:
+        """Push *batch*, which comes from *source*, through the operators."""
+        if self.order is not None:
+            for partition, count in source.runs():
+                self.order.note(source.name, partition, count)
+            self.order.end_batch()
+        source.push(batch)
+
+    def cut(
+        self,
+        checkpoint: int,
+        base: int,
+        offsets: tuple[SourceOffset, ...],
+        *,
+        whole: bool,
+        exact: bool = True,
+        left: Sequence[InFlightFrame] = (),
+        captures: Sequence[InFlightCapture] = (),
+    ) -> Cut:
+        """The cut at barrier *checkpoint*, in constant time; the sinks get the barrier.
+
+        *whole*: tables are written whole, not only what changed since *base*. *exact*: the records taken are exactly
+        those between two barriers.
+        """
+        order = self.order.cut(exact=exact) if self.order is not None and (self.order.runs or not exact) else None
+        tables = [table.freeze(checkpoint, base, whole=whole) for table in self.tables]
+        for sink in self.sinks:
+            sink.barrier(checkpoint)
+        return Cut(tables, order, offsets, self.sinks, left, captures)
+
+    def close(self) -> None:
+        """Close what the user's operators opened."""
+        for _, function in self.functions:
+            close_function(function)
+
+    def blocks(self, worker: WorkerBlocks, checkpoint: int) -> SubtaskBlocks:
+        """Writes the cut at *checkpoint*."""
+        return SubtaskBlocks(worker, checkpoint, self.task, self.subtask)
+
+
+@dataclass
+class Assembler:
+    """Makes the operators of *subtask* of the tasks of *plan*, as they were at *manifest*."""
+
+    plan: Plan
+    subtask: int
+    manifest: Manifest
+    blocks: Blocks
+    """Reads what the manifest refers to."""
+    backend: StateBackend
+    drops_fields: bool = False
+    """`VersionedState.drops_fields`, of all states."""
+    skips: Sequence[RecordPlace] = ()
+    """The records of the inputs to leave out."""
+    activity: Activity = field(default_factory=Activity)
+
+    @cached_property
+    def in_flight(self) -> list[InFlightFrame]:
+        """The in-flight records that this subtask of all tasks takes first, in their order."""
+        with whole_or_halt(self.manifest):
+            return in_flight.restored(
+                self.manifest, self.plan.graph, self.subtask, self.plan.parallelism, self.blocks, self.skips
+            )
+
+    def assemble(self, task: Task, ends: Ends, made: TaskOperators) -> None:
+        """Add to *made* the operators of *task* between *ends*. If this raises, it has those made before."""
+        graph, ids = self.plan.graph, {node.id for node in task.nodes}
+        for node in task.nodes:
+            made.by_id[node.id] = push = self._operator(node, ends, made)
+            if node.kind is Kind.SOURCE:
+                ends.read(node, push)
+            for read in node.inputs if node.kind is not Kind.FEEDBACK else ():
+                edge = self.plan.shuffle_into(node, read)
+                if edge is None:
+                    ops.listeners(made.by_id[read.node], read.output).append(push)
+                else:
+                    ends.receive(edge, BatchCodec(graph.type_of(read)), push)
+        for edge in self.plan.out_of(task):
+            sent = ends.send(edge, BatchCodec(graph.type_of(Input(edge.producer))))
+            made.by_id[edge.producer].downstream.append(sent)
+        for back in self.plan.feedback:
+            type_ = graph.node(back.loop).type
+            if back.loop in ids:
+                ends.come_round(back, BatchCodec(type_), made.by_id[back.loop])
+            if back.producer in ids:
+                ops.listeners(made.by_id[back.producer], back.output).append(ends.feed(back, BatchCodec(type_)))
+        self._restore(ids, ends, made)
+
+    def _operator(self, node: Node, ends: Ends, made: TaskOperators) -> Push:
+        if node.kind is Kind.SINK:
+            return ends.write(node)
+        if node.kind in (Kind.SOURCE, Kind.UNION, Kind.FEEDBACK):
+            return ops.Pass(node.id)
+        self.activity.phase(f"the making of operator {node.id!r}")
+        function = node.make()
+        if hasattr(function, "open"):
+            self.activity.phase(f"open() of operator {node.id!r}")
+            _open(node, function, Context(node.id, self.subtask, self.plan.parallelism))
+        made.functions.append((node.id, function))
+        operator: ops.BatchOperator
+        if node.kind not in STATEFUL:
+            operator = _stateless(node, function)
+        else:
+            self.activity.phase(f"restoring the state of operator {node.id!r}")
+            table = self.table(node, ends.touched_groups(node))
+            made.tables.append(table)
+            flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
+            operator = ops.Stateful(node.id, function, table, flat, reduces, _sides(node))
+        operator.activity = self.activity
+        return operator
+
+    def table(self, node: Node, touched: Collection[int] | None = None) -> Table[Any]:
+        """The table of stateful *node*, as it was at the manifest.
+
+        With *touched*, only the state of these key groups is read; that of the subtask's others is carried over.
+        """
+        graph, parallelism = self.plan.graph, self.plan.parallelism
+        snapshot = next((each for each in self.manifest.operators if each.operator == node.id), None)
+        groups = group_range(self.subtask, parallelism, graph.max_parallelism)
+        if any(graph.node(read.node).partitioned for read in node.inputs):
+            groups = range(graph.max_parallelism)
+            if snapshot is not None and snapshot.parallelism != parallelism:
+                raise GraphError(
+                    f"Operator {node.id!r} is keyed by the source's partitions (key_by(..., partitioned=True)), so its "
+                    f"state cannot be distributed anew: run it with parallelism {snapshot.parallelism}, as before."
+                )
+            if snapshot is not None:
+                snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[self.subtask],))
+
+        def read(refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, bytes]]:
+            return ((ref, block.body) for ref, block in self.blocks.fetch(refs))
+
+        with whole_or_halt(self.manifest):
+            return restore(
+                node.id,
+                replace(node.kept, drops_fields=self.drops_fields),
+                groups,
+                graph.max_parallelism,
+                self.manifest.checkpoint,
+                [body for _, body in read(_indexes(snapshot, groups, graph.max_parallelism))],
+                read,
+                touched,
+                backend=self.backend,
+            )
+
+    def _restore(self, ids: Collection[str], ends: Ends, made: TaskOperators) -> None:
+        """Hand over in-flight records of edges into the task, at whatever parallelism they were sent."""
+        if not self.in_flight:
+            return
+        graph = self.plan.graph
+        edges = {
+            ShuffleEdge(each.key_by, each.stateful).name: RestoredEdge(
+                BatchCodec(graph.type_of(Input(each.key_by))), made.by_id[each.stateful]
+            )
+            for each in graph.shuffles
+            if each.stateful in ids
+        }
+        for back in self.plan.feedback:
+            if back.loop in ids:
+                edges[back.name] = RestoredEdge(BatchCodec(graph.node(back.loop).type), made.by_id[back.loop])
+        frames = [frame for frame in self.in_flight if frame.edge in edges]
+        if frames:
+            ends.restore(frames, edges)
+
+
+def _indexes(snapshot: OperatorSnapshot | None, groups: range, max_parallelism: int) -> list[BlockRef]:
+    """The indexes of the old subtasks that had any of *groups*."""
+    if snapshot is None:
+        return []
+    owned = [group_range(subtask, snapshot.parallelism, max_parallelism) for subtask in range(snapshot.parallelism)]
+    parts = zip(owned, snapshot.index, strict=True)
+    return [ref for before, refs in parts if common_groups(before, groups) for ref in refs]
+
+
+def close_function(function: Any) -> None:
+    """Close what a user's function has opened."""
+    if hasattr(function, "close"):
+        function.close()
+
+
+def sink_output(
+    node: Node, graph: LogicalGraph, writer: ops.Writer, encoder: SinkEncoder, activity: Activity | None = None
+) -> ops.SinkOutput:
+    """What takes the records of sink *node* and gives them to *writer*."""
+    type_, producer = graph.type_of(node.inputs[0]), graph.node(node.inputs[0].node)
+    while producer.kind in (Kind.FILTER, Kind.PEEK):
+        producer = graph.node(producer.inputs[0].node)
+    known = type_ is not UNKNOWN and producer.kind is not Kind.SOURCE  # a source has decoded what it gives
+    declared = ops.Declared(producer.id, type_) if known else None
+    return ops.SinkOutput(node.id, writer, encoder, declared=declared, activity=activity or Activity())
+
+
+class OpenFailed(ExactlyOnceError):
+    """A resource of an operator could not be opened. The job restarts, for it may be there later; nothing is lost."""
+
+
+def _open(node: Node, function: Any, context: Context) -> None:
+    try:
+        function.open(context)
+    except ExactlyOnceError:
+        raise
+    except USERS_ERRORS as error:
+        raise OpenFailed(
+            f"open() of operator {node.id!r} raised {type(error).__name__}: {text_of(error)}{ops.place_of(error)}."
+        ) from error
+
+
+def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
+    match node.kind:
+        case Kind.MAP:
+            return ops.Map(node.id, function)
+        case Kind.PEEK:
+            return ops.Peek(node.id, function)
+        case Kind.FILTER:
+            return ops.Filter(node.id, function)
+        case Kind.FLAT_MAP:
+            return ops.FlatMap(node.id, function)
+        case Kind.KEY_BY:
+            apart = node.partitioned or node.type is UNKNOWN
+            return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
+        case Kind.PROCESS:
+            return ops.Process(node.id, function, _sides(node))
+    raise InvariantViolation(f"no operator for {node.kind}")
+
+
+def _sides(node: Node) -> dict[str, list[Push]]:
+    return {name: [] for name in node.outputs}

@@ -1,0 +1,102 @@
+"""A batch: parallel lists of records, of the messages they stem from, and, where there are any, of keys and times."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, compress, repeat
+from typing import Any, Protocol
+
+_append: Callable[[Any, Any], None] = list.append
+_exhaust = deque[Any](maxlen=0).extend
+
+
+class Origin(Protocol):
+    """Where a record comes from: a Kafka message, or what a shuffle kept of it."""
+
+    def topic(self) -> str | None: ...
+    def partition(self) -> int | None: ...
+    def offset(self) -> int | None: ...
+
+
+@dataclass(slots=True)
+class Batch:
+    """Records in order. All lists are of one length; what makes one batch of another carries all of them."""
+
+    records: list[Any]
+    origins: Sequence[Origin]
+    keys: list[bytes] | None = None
+    """Canonical keys, below a `key_by`."""
+    times: list[int] | None = None
+    """Event times in milliseconds, where the graph needs them."""
+
+    def of(self, records: list[Any]) -> Batch:
+        """*records* in the place of these, one for each."""
+        return Batch(records, self.origins, self.keys, self.times)
+
+    def unkeyed(self, records: list[Any]) -> Batch:
+        """*records* in the place of these, one for each, that have no keys."""
+        return Batch(records, self.origins, times=self.times)
+
+    def stemming(self, records: list[Any], places: Sequence[int]) -> Batch:
+        """*records* that have no keys; each stems from the record at its place in *places*."""
+        times = None if self.times is None else list(map(self.times.__getitem__, places))
+        return Batch(records, list(map(self.origins.__getitem__, places)), times=times)
+
+    def keyed(self, keys: list[bytes]) -> Batch:
+        """The same records with *keys*, one for each."""
+        return Batch(self.records, self.origins, keys, self.times)
+
+    def part(self, start: int, end: int) -> Batch:
+        """The records from *start* to before *end*."""
+        keys = None if self.keys is None else self.keys[start:end]
+        times = None if self.times is None else self.times[start:end]
+        return Batch(self.records[start:end], self.origins[start:end], keys, times)
+
+    def where(self, kept: Sequence[bool]) -> Batch:
+        """The records whose place in *kept* is true."""
+        keys = None if self.keys is None else list(compress(self.keys, kept))
+        times = None if self.times is None else list(compress(self.times, kept))
+        return Batch(list(compress(self.records, kept)), list(compress(self.origins, kept)), keys, times)
+
+    def expanded(self, lists: Sequence[Sequence[Any]]) -> Batch:
+        """The records of *lists*, one list for each of these records. They have no keys."""
+        lengths = list(map(len, lists))
+        return Batch(
+            list(chain.from_iterable(lists)),
+            list(chain.from_iterable(map(repeat, self.origins, lengths))),
+            times=None if self.times is None else list(chain.from_iterable(map(repeat, self.times, lengths))),
+        )
+
+    def dealt(self, receivers: Sequence[int], count: int) -> list[Batch]:
+        """A batch for each of *count* receivers; *receivers* has the receiver of each record."""
+
+        def shares(items: Iterable[Any]) -> list[list[Any]]:
+            dealt: list[list[Any]] = [[] for _ in range(count)]
+            _exhaust(map(_append, map(dealt.__getitem__, receivers), items))
+            return dealt
+
+        none: list[Any] = [None] * count
+        keys = none if self.keys is None else shares(self.keys)
+        times = none if self.times is None else shares(self.times)
+        return list(map(Batch, shares(self.records), shares(self.origins), keys, times))
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """All records of *batches*, which all have the same lists, in one batch."""
+
+    def flat(lists: Iterable[Any]) -> list[Any] | None:
+        given = [items for items in lists if items is not None]
+        return list(chain.from_iterable(given)) if given else None
+
+    return Batch(
+        list(chain.from_iterable(batch.records for batch in batches)),
+        list(chain.from_iterable(batch.origins for batch in batches)),
+        flat(batch.keys for batch in batches),
+        flat(batch.times for batch in batches),
+    )
+
+
+Push = Callable[[Batch], None]
+"""Takes a batch, and has done all with it when it returns."""

@@ -1,0 +1,238 @@
+"""Batches between subtasks as bytes: typed records in msgpack, beside them keys and coordinates.
+
+Invariant: a record is encoded when it is given away, whatever its frame waits for: another branch may change it in
+place as soon as the call has returned.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+import msgspec
+
+from exactlyonce.checkpoint.records.manifest import RecordPlace
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.operators import facts_of, skip_option
+from exactlyonce.pipeline.errors import RecordError
+from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.pipeline.schema import type_name
+from exactlyonce.pipeline.wire import wire_of
+from exactlyonce.state.state_type import array_head
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Coordinates(NamedTuple):
+    """What a shuffle keeps of a message, for error texts."""
+
+    topic_name: str
+    partition_number: int
+    offset_number: int
+
+    def topic(self) -> str:
+        return self.topic_name
+
+    def partition(self) -> int:
+        return self.partition_number
+
+    def offset(self) -> int:
+        return self.offset_number
+
+
+class Origins(Sequence[Coordinates]):
+    """The coordinates of a frame's records: one is made when it is looked at, and hardly any ever is."""
+
+    __slots__ = ("_names", "_offsets", "_partitions", "_topics")
+
+    def __init__(self, names: list[str], topics: array[int], partitions: array[int], offsets: array[int]) -> None:
+        """*topics* are places in *names*."""
+        self._names, self._topics, self._partitions, self._offsets = names, topics, partitions, offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, place: int) -> Coordinates: ...
+    @overload
+    def __getitem__(self, place: slice) -> Origins: ...
+    def __getitem__(self, place: int | slice) -> Coordinates | Origins:
+        if isinstance(place, slice):
+            return Origins(self._names, self._topics[place], self._partitions[place], self._offsets[place])
+        return Coordinates(self._names[self._topics[place]], self._partitions[place], self._offsets[place])
+
+    def __iter__(self) -> Iterator[Coordinates]:
+        return map(Coordinates, map(self._names.__getitem__, self._topics), self._partitions, self._offsets)
+
+
+class BatchCodec:
+    """Batches as bytes: typed records in msgpack, beside them keys and coordinates.
+
+    A record that is not of its declared type is the user's error, on either side: `RecordError` names the first one.
+    """
+
+    def __init__(self, record_type: Any) -> None:
+        self._type = record_type
+        self._wire = wire_of(record_type)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = _frame_decoder(self._wire.type)
+
+    def encode(self, batch: Batch) -> bytes:
+        """One frame."""
+        frame = OpenFrame()
+        frame.add(batch, self.encode_records(batch))
+        return frame.encode()
+
+    def encode_records(self, batch: Batch) -> bytes:
+        """The msgpack array of its records alone."""
+        try:
+            return self._encode(batch.records)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise self._misfit(batch, lambda record: self._encode([record]), error) from error
+
+    def _encode(self, records: list[Any]) -> bytes:
+        return self._encoder.encode(records if self._wire.wrap is None else self._wire.wrap(records))
+
+    def decode(self, frame: bytes) -> Batch:
+        """The batch of a frame."""
+        try:
+            batch = self._decoder.decode(frame).batch()
+        except msgspec.ValidationError as error:
+            decode = msgspec.msgpack.Decoder(self._wire.type).decode
+            raise self._misfit(_frame_decoder(msgspec.Raw).decode(frame).batch(), decode, error) from error
+        return batch if self._wire.unwrap is None else batch.of(self._wire.unwrap(batch.records))
+
+    def of_groups(self, frame: bytes, groups: range, max_parallelism: int) -> bytes | None:
+        """The frame of those of its records whose keys are of *groups*, in their order; None: there are none."""
+        batch = self.decode(frame)
+        kept = [group in groups for group in key_groups(batch.keys or [], max_parallelism)]
+        return self.encode(batch.where(kept)) if any(kept) else None
+
+    def without(self, frame: bytes, skips: Sequence[RecordPlace]) -> bytes | None:
+        """The frame without those of its records that stem from one of *skips*; None: nothing is left."""
+        batch = self.decode(frame)
+        gone = {(each.topic, each.partition, each.offset) for each in skips}
+        kept = [(each.topic(), each.partition(), each.offset()) not in gone for each in batch.origins]
+        if all(kept):
+            return frame
+        return self.encode(batch.where(kept)) if any(kept) else None
+
+    def _misfit(self, batch: Batch, code: Callable[[Any], object], error: Exception) -> RecordError:
+        for record, origin in zip(batch.records, batch.origins, strict=True):
+            try:
+                code(record)
+            except Exception as found:
+                where = f"{origin.topic()}[{origin.partition()}] offset {origin.offset()}"
+                return RecordError(
+                    f"A record that was to be sent to another worker or round a loop is not a valid "
+                    f"{type_name(self._type)}: {found}. It stems from the record at {where}. The job has stopped "
+                    f"before it; nothing is lost. Let the function that made it return {type_name(self._type)}, or "
+                    f"declare another type by output=; or leave the record out: {skip_option(origin)}.",
+                    **facts_of("", origin),
+                )
+        return RecordError(f"Records that were to be sent to another worker cannot be encoded: {error}.")
+
+
+class OpenFrame:
+    """A frame that the records of several batches are added to."""
+
+    __slots__ = ("_keys", "_names", "_offsets", "_packed", "_partitions", "_times", "_topics", "size")
+
+    def __init__(self) -> None:
+        self._packed: list[bytes] = []
+        self._keys: list[bytes] | None = None
+        self._times: array[int] | None = None
+        self._names: dict[str, int] = {}
+        self._topics, self._partitions, self._offsets = array("H"), array("i"), array("q")
+        self.size = 0
+        """Of its records and keys, in bytes."""
+
+    def __len__(self) -> int:
+        """Of how many records it is."""
+        return len(self._offsets)
+
+    def add(self, batch: Batch, encoded: bytes) -> None:
+        """Append *batch*, whose records `encode_records` has *encoded*."""
+        self._packed.append(encoded[len(array_head(len(batch.records))) :])
+        self.size += len(encoded)
+        if batch.keys is not None:
+            self._keys = self._keys or []
+            self._keys += batch.keys
+            self.size += sum(map(len, batch.keys))
+        if batch.times is not None:
+            self._times = (self._times or array("q")) + array("q", batch.times)
+        topics = [origin.topic() or "" for origin in batch.origins]
+        for name in sorted(set(topics)):
+            self._names.setdefault(name, len(self._names))
+        self._topics += array("H", map(self._names.__getitem__, topics))
+        self._partitions += array("i", [origin.partition() or 0 for origin in batch.origins])
+        self._offsets += array("q", [origin.offset() or 0 for origin in batch.origins])
+
+    def encode(self) -> bytes:
+        """All of it, as `BatchCodec.decode` takes it."""
+        records = msgspec.Raw(b"".join((array_head(len(self)), *self._packed)))
+        coordinates = (self._topics.tobytes(), self._partitions.tobytes(), self._offsets.tobytes())
+        times = () if self._times is None else (self._times.tobytes(),)
+        return _encode((records, self._keys, list(self._names), *coordinates, *times))
+
+
+def records_in(frame: bytes) -> int:
+    """How many records a frame has: the length of the first array in it.
+
+    >>> records_in(BatchCodec(int).encode(Batch([1, 2, 3], [Coordinates("t", 0, 0)] * 3, [b"k"] * 3)))
+    3
+    """
+    head = frame[1]
+    if head < 0xDC:
+        return head & 0x0F
+    return int.from_bytes(frame[2 : 4 if head == 0xDC else 6], "big")
+
+
+def is_same(written: bytes, again: bytes) -> bool:
+    """Whether msgpack, read by a type and written *again*, says what it said when it was *written*. A set has no order
+    of its own, and a float may have been written as the integer that it is.
+
+    >>> encode = msgspec.msgpack.encode
+    >>> is_same(encode({"n": 1, "tags": ["a", "b"]}), encode({"n": 1.0, "tags": ["b", "a"]}))
+    True
+    >>> is_same(encode({"n": 1, "m": 2}), encode({"n": 1}))
+    False
+    """
+    if written == again:
+        return True
+    one, other = map(msgspec.msgpack.decode, (written, again))
+    return bool(_canonical(one) == _canonical(other))
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _canonical(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return sorted(map(_canonical, value), key=canonical_key)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Record = TypeVar("Record")
+
+
+class _Frame(msgspec.Struct, Generic[Record], array_like=True, gc=False):
+    """A frame as msgpack has it."""
+
+    records: list[Record]
+    keys: list[bytes] | None
+    names: list[str]
+    topics: bytes
+    partitions: bytes
+    offsets: bytes
+    times: bytes = b""
+    """Only where its batches had any."""
+
+    def batch(self) -> Batch:
+        topics, partitions, offsets = array("H", self.topics), array("i", self.partitions), array("q", self.offsets)
+        times = list(array("q", self.times)) if self.times else None
+        return Batch(self.records, Origins(self.names, topics, partitions, offsets), self.keys, times)
+
+
+def _frame_decoder(record_type: Any) -> msgspec.msgpack.Decoder[_Frame[Any]]:
+    return msgspec.msgpack.Decoder(_Frame[record_type])

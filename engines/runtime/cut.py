@@ -1,0 +1,105 @@
+"""The cut: what one subtask is at a barrier, written as blocks and acknowledged.
+
+A subtask makes a `Cut` between two records, in constant time. Its `acknowledge` writes it in steps, while the subtask
+goes on with the records after the barrier.
+
+Invariant: a reference is acknowledged only if its block is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol, TypeVar
+
+from exactlyonce.checkpoint.block_storage import Ticket
+from exactlyonce.checkpoint.events import Ack, OperatorAck
+from exactlyonce.checkpoint.records.manifest import OrderLog, SourceOffset
+from exactlyonce.engines.runtime.blocks import SubtaskBlocks
+from exactlyonce.engines.runtime.in_flight import InFlightFrame
+from exactlyonce.engines.runtime.steps import Steps
+from exactlyonce.pipeline.failpoints import hit
+from exactlyonce.sinks.writer import FlushedInterval, SinkWriter
+from exactlyonce.state.backend import TableSnapshot
+from exactlyonce.state.errors import SnapshotDeclined
+
+T = TypeVar("T")
+
+
+class InFlightCapture(Protocol):
+    """The in-flight records of one channel at a cut."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the barrier has come, so that nothing more belongs to it."""
+
+    def frames(self) -> Iterable[InFlightFrame]:
+        """In their order."""
+
+
+def flush(sink: SinkWriter, checkpoint: int) -> Steps[FlushedInterval]:
+    """Wait until all is flushed that *sink*, which has got the barrier, was given before it."""
+    while (interval := sink.take_flushed(checkpoint)) is None:
+        yield False
+    return interval
+
+
+@dataclass
+class Cut:
+    """The state of a subtask at a barrier."""
+
+    tables: Sequence[TableSnapshot]
+    order: Iterable[bytes] | None
+    """The order log since the last barrier; None: there was only one order."""
+    offsets: tuple[SourceOffset, ...]
+    """Sn of the partitions that it reads."""
+    sinks: Sequence[SinkWriter]
+    """They have got the barrier."""
+    left: Sequence[InFlightFrame] = ()
+    """In-flight records of the restored checkpoint that are not taken yet. They go before those captured now."""
+    captures: Sequence[InFlightCapture] = ()
+
+    def acknowledge(self, blocks: SubtaskBlocks) -> Steps[Ack]:
+        """Write the cut and return what the leader needs to know of it.
+
+        An index waits for the blocks that it names; all else is on its way at the same time.
+        """
+        order = blocks.order(self.order or ())
+        snapshots, declined = list[tuple[TableSnapshot, list[Ticket]]](), ""
+        try:
+            for snapshot in self.tables:
+                refs = yield from blocks.state(snapshot.operator, snapshot.encode())
+                hit("worker-blocks")
+                snapshots.append((snapshot, blocks.index(snapshot.operator, snapshot.seal(refs))))
+        except SnapshotDeclined as error:  # what the sinks flush is carried by a later checkpoint
+            declined = str(error)
+        while not all(capture.whole for capture in self.captures):
+            yield False
+        frames = [*self.left, *chain.from_iterable(capture.frames() for capture in self.captures)]
+        channel_log, listed = yield from blocks.in_flight(frames)
+        operators = []
+        for snapshot, tickets in snapshots:
+            index = yield from blocks.durable(tickets)
+            operators.append(OperatorAck(snapshot.operator, tuple(index), snapshot.chain.refs, snapshot.chain.size))
+        log = yield from blocks.durable(order)
+        flushed = []
+        for sink in self.sinks:
+            flushed.append((yield from flush(sink, blocks.checkpoint)))
+        for interval in flushed:
+            blocks.written += interval.written
+        hit("worker-flushed")
+        return Ack(
+            task=blocks.task,
+            subtask=blocks.subtask,
+            checkpoint=blocks.checkpoint,
+            offsets=self.offsets,
+            operators=tuple(operators),
+            order_log=None if self.order is None else OrderLog(blocks.task, blocks.subtask, tuple(log)),
+            channel_log=channel_log,
+            on_their_way=tuple(listed),
+            precommits=tuple(each.precommit for each in flushed if each.precommit is not None),
+            staged=tuple(each.staged for each in flushed if each.staged is not None),
+            written=tuple(blocks.written),
+            declined=declined,
+        )

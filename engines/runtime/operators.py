@@ -1,0 +1,439 @@
+"""Operators as functions over batches: no Python call per record beyond the user's own functions.
+
+An operator takes a batch and pushes its outputs to the operators after it, within the same call. It may also push at
+any other moment between two batches, without a record coming in. An error of the user's function is raised as
+`RecordError` with the coordinates of the record it was called with; an outage that it met, as `Unavailable`, for which
+the job restarts.
+
+An operator works in chunks and breathes between them, for a user's function may take any time. A breath comes outside
+of whatever turns errors into record errors, and before the batch's outputs go on: what is polled there (the writers of
+sinks, the writer of blocks) holds only what earlier batches gave it, so that a breath is like a turn of the loop
+between two batches. It takes no input and advances no snapshot, which would look at state in the middle of a batch.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from operator import length_hint
+from typing import Any, Protocol
+
+import msgspec
+
+import exactlyonce
+from exactlyonce.engines.runtime.activity import CHUNK_RECORDS, Activity
+from exactlyonce.engines.runtime.batch import Batch, Origin, Push
+from exactlyonce.engines.runtime.outage import is_outage, pause, retried
+from exactlyonce.pipeline.errors import (
+    USERS_ERRORS,
+    Facts,
+    RecordError,
+    Unavailable,
+    UserError,
+    require_whole,
+    text_of,
+)
+from exactlyonce.pipeline.keys import canonical_key, key_groups
+from exactlyonce.pipeline.schema import type_name
+from exactlyonce.pipeline.sink import FunctionRaised
+from exactlyonce.sinks.writer import SinkEncoder
+from exactlyonce.state.backend import Table
+from exactlyonce.state.errors import ApplyFailed
+from exactlyonce.state.key_groups import subtask_of
+
+_OURS = os.path.dirname(exactlyonce.__file__) + os.sep
+"""Where frames are ours, and not the user's."""
+
+
+def place_of(error: BaseException) -> str:
+    """Where in the user's code *error* was raised; empty where it was not there."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+
+
+def facts_of(operator: str, origin: Origin | None) -> Facts:
+    """The facts of an error: whose it is, and the coordinates of the record, where they are known."""
+    place = (None, None, None) if origin is None else (origin.topic(), origin.partition(), origin.offset())
+    known = zip(("operator", "topic", "partition", "offset"), (operator or None, *place), strict=True)
+    return {name: fact for name, fact in known if fact is not None}
+
+
+def record_error(whose: str, operator: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
+    """*error* of a function of the user's, in words *whose*, with the coordinates of the record."""
+    said = text_of(error).removesuffix(".")
+    raised = f"{whose} raised {type(error).__name__}: {said}{place_of(error)}, on {_shown(origin)}."
+    if is_outage(error):
+        return Unavailable(
+            f"{raised} That is an outage: nothing is skipped or lost, and the record comes again.",
+            **facts_of(operator, origin),
+        )
+    return RecordError(
+        f"{raised} The job has stopped before it; nothing is lost. Fix the function or the record, then run again"
+        f"{_or_skip(origin)}.",
+        **facts_of(operator, origin),
+    )
+
+
+def misfit(sink: str, origin: Origin | None, error: BaseException) -> RecordError | Unavailable:
+    """*error* of a sink on a record that its target cannot take, with the coordinates of the record."""
+    if is_outage(error):
+        return record_error(f"The codec of sink {sink!r}", sink, origin, error)
+    kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
+    said = text_of(error).removesuffix(".")
+    return RecordError(
+        f"Sink {sink!r} cannot write {_shown(origin)}: {kind}{said}{place_of(error)}. The job has stopped "
+        f"before it; nothing is lost. Change the target (a column's type, say), or filter or convert such records "
+        f"before the sink, then run again{_or_skip(origin)}.",
+        **facts_of(sink, origin),
+    )
+
+
+def skip_option(origin: Origin) -> str:
+    """The option that leaves out the record at *origin*."""
+    return f"--skip {origin.topic()}:{origin.partition()}:{origin.offset()}"
+
+
+def _or_skip(origin: Origin | None) -> str:
+    return f"; or leave the record out: {skip_option(origin)}" if origin is not None else ""
+
+
+def _shown(origin: Origin | None) -> str:
+    if origin is None:
+        return "a record"
+    return f"the record at {origin.topic()}[{origin.partition()}] offset {origin.offset()}"
+
+
+@dataclass(slots=True)
+class BatchOperator:
+    """An operator: it takes batches, and pushes others to those after it."""
+
+    id: str
+    downstream: list[Push] = field(default_factory=list, kw_only=True)
+    activity: Activity = field(default_factory=Activity, kw_only=True)
+
+    @property
+    def shown(self) -> str:
+        """For errors."""
+        return f"Operator {self.id!r}"
+
+    def __call__(self, batch: Batch) -> None:
+        """Take a batch."""
+        raise NotImplementedError
+
+    def push(self, batch: Batch) -> None:
+        """Give a batch to the operators after this one."""
+        for each in self.downstream:
+            each(batch)
+
+    def apply(self, fn: Callable[[Any], Any], batch: Batch, *, again: bool = False) -> list[Any]:
+        """fn over all records; an error is raised with the coordinates of the record that caused it.
+
+        *again*: the records have been counted, for this is more work of the same operator on them.
+        """
+        done: list[Any] = []
+        entered_s = self.activity.enter(self.id)
+        for chunk in _chunks(len(batch.records)):
+            end = min(chunk.stop, len(batch.records))
+            records = iter(batch.records[chunk])
+            try:
+                done += map(fn, records)
+                require_whole(done, end)
+            except USERS_ERRORS as error:
+                if isinstance(error, UserError) and not isinstance(error, Unavailable):
+                    raise
+                origin = batch.origins[end - length_hint(records) - 1]
+                raise record_error(self.shown, self.id, origin, error) from error
+            self.activity.breathe()
+        self.activity.leave(self.id, entered_s, 0 if again else len(done))
+        return done
+
+
+def _chunks(records: int) -> Iterator[slice]:
+    return (slice(start, start + CHUNK_RECORDS) for start in range(0, records, CHUNK_RECORDS))
+
+
+@dataclass(slots=True)
+class Map(BatchOperator):
+    fn: Callable[[Any], Any]
+
+    def __call__(self, batch: Batch) -> None:
+        self.push(batch.of(self.apply(self.fn, batch)))
+
+
+@dataclass(slots=True)
+class Peek(BatchOperator):
+    fn: Callable[[Any], Any]
+
+    def __call__(self, batch: Batch) -> None:
+        self.apply(self.fn, batch)
+        self.push(batch)
+
+
+@dataclass(slots=True)
+class Filter(BatchOperator):
+    fn: Callable[[Any], bool]
+
+    def __call__(self, batch: Batch) -> None:
+        self.push(batch.where(self.apply(bool, batch.of(self.apply(self.fn, batch)), again=True)))
+
+
+@dataclass(slots=True)
+class FlatMap(BatchOperator):
+    fn: Callable[[Any], Any]
+
+    def __call__(self, batch: Batch) -> None:
+        fn = self.fn
+        self.push(batch.expanded(self.apply(lambda record: list(fn(record)), batch)))
+
+
+@dataclass(slots=True)
+class Pass(BatchOperator):
+    """A union: all its inputs push into it."""
+
+    def __call__(self, batch: Batch) -> None:
+        self.push(batch)
+
+
+@dataclass(slots=True)
+class KeyBy(BatchOperator):
+    fn: Callable[[Any], Any]
+    in_utc: Callable[[Any], Any] | None = None
+    """Of records with points in time: what they are behind a shuffle, whether there is one or not."""
+
+    def __call__(self, batch: Batch) -> None:
+        keys = self.apply(canonical_key, batch.of(self.apply(self.fn, batch)), again=True)
+        if self.in_utc is not None:
+            batch = batch.of(self.apply(self.in_utc, batch, again=True))
+        self.push(batch.keyed(keys))
+
+
+class Emitted:
+    """What a function emits on *batch*, by output: records, and the places they stem from. `push` sends them on."""
+
+    __slots__ = ("_batch", "_listeners", "_noted", "place")
+
+    def __init__(self, batch: Batch, sides: Mapping[str, list[Push]], main: list[Push] | None = None) -> None:
+        """The listeners of its outputs. *main*: None if it may not emit to that one."""
+        self._batch = batch
+        self._listeners: dict[str | None, list[Push]] = {} if main is None else {None: main}
+        self._listeners.update(sides)
+        self._noted: dict[str | None, tuple[list[Any], list[int]]] = {name: ([], []) for name in self._listeners}
+        self.place = -1
+        """The place in the batch of the record that the function is called with."""
+
+    def emit(self, record: Any, output: Any = None) -> None:
+        """Note *record* for a side output; for the main one, if there is no *output*."""
+        try:
+            records, places = self._noted[None if output is None else output.name]
+        except (KeyError, AttributeError):
+            raise TypeError(self._misuse(output)) from None
+        records.append(record)
+        places.append(self.place)
+
+    def _misuse(self, output: Any) -> str:
+        declared = ", ".join(filter(None, self._listeners)) or "none"
+        if output is None:
+            return f"emit(value) names no output ({declared}): return what goes to the main one"
+        return f"emit(value, output) got {getattr(output, 'name', output)!r:.100}, and outputs= declares {declared}"
+
+    def push(self) -> None:
+        """Give the records of each output to its listeners."""
+        for name, (records, places) in self._noted.items():
+            for push in self._listeners[name]:
+                push(self._batch.stemming(records, places))
+
+
+@dataclass(slots=True)
+class Stateful(BatchOperator):
+    """`stateful_map`, `stateful_flat_map` and `reduce`: *apply_table* runs the user's function over the table."""
+
+    fn: Callable[..., Any]
+    table: Table[Any]
+    flat: bool = False
+    reduces: bool = False
+    sides: dict[str, list[Push]] = field(default_factory=dict)
+    """By side output; with any, the function is given `emit`."""
+
+    def __call__(self, batch: Batch) -> None:
+        assert batch.keys is not None
+        run = self.table.reduce if self.reduces else self.table.apply
+        fn = self._listed if self.flat else self.fn
+        emitted = Emitted(batch, self.sides) if self.sides else None
+        if emitted is not None:
+            fn = self._emitting(emitted)
+        outputs: list[Any] = []
+        entered_s = self.activity.enter(self.id)
+        for chunk in _chunks(len(batch.records)):
+            try:
+                outputs += run(fn, batch.keys[chunk], batch.records[chunk])
+            except ApplyFailed as failed:
+                cause = failed.__cause__ or failed
+                origin = batch.origins[chunk.start + failed.index]
+                raise record_error(self.shown, self.id, origin, cause) from cause
+            self.activity.breathe()
+        self.activity.leave(self.id, entered_s, len(outputs))
+        if emitted is not None:
+            outputs = [returned[0] for returned in outputs]
+        self.push(batch.expanded(outputs) if self.flat else batch.unkeyed(outputs))
+        if emitted is not None:
+            emitted.push()
+
+    def _listed(self, state: Any, record: Any) -> tuple[Any, tuple[Any, ...]]:
+        """With the outputs as they are now, whatever holds them, or generates them."""
+        state, outputs = self.fn(state, record)
+        return state, tuple(outputs)
+
+    def _emitting(self, emitted: Emitted) -> Callable[[Any, Any], tuple[Any, Any]]:
+        """The function with `emit`. Its output is what it returned, then what it emitted: each may share the state."""
+        fn, flat = self.fn, self.flat
+        given: list[Any] = []
+
+        def emit(value: Any, output: Any = None) -> None:
+            emitted.emit(value, output)
+            given.append(value)
+
+        def run(state: Any, record: Any) -> tuple[Any, tuple[Any, ...]]:
+            emitted.place += 1
+            given.clear()
+            state, returned = fn(state, record, emit)
+            return state, (tuple(returned) if flat else returned, *given)
+
+        return run
+
+
+@dataclass(slots=True)
+class Process(BatchOperator):
+    """A function that emits to its main output and to side outputs."""
+
+    fn: Callable[[Any, Callable[..., None]], Any]
+    sides: dict[str, list[Push]] = field(default_factory=dict)
+
+    def __call__(self, batch: Batch) -> None:
+        emitted = Emitted(batch, self.sides, main=self.downstream)
+        fn, emit = self.fn, emitted.emit
+        entered_s = self.activity.enter(self.id)
+        for chunk in _chunks(len(batch.records)):
+            for emitted.place, record in enumerate(batch.records[chunk], chunk.start):
+                try:
+                    fn(record, emit)
+                except USERS_ERRORS as error:
+                    raise record_error(self.shown, self.id, batch.origins[emitted.place], error) from error
+            self.activity.breathe()
+        self.activity.leave(self.id, entered_s, len(batch.records))
+        emitted.push()
+
+
+@dataclass(slots=True)
+class Shuffle(BatchOperator):
+    """The end of a task: distributes records by key group; *send* takes (subtask, batch)."""
+
+    send: Callable[[int, Batch], None]
+    parallelism: int
+    max_parallelism: int
+    groups: set[int] | None = None
+    """The key groups that were sent, where that is asked for."""
+    _owners: list[int] = field(init=False)
+    """By key group, the subtask that it is sent to."""
+
+    def __post_init__(self) -> None:
+        groups = range(self.max_parallelism)
+        self._owners = [subtask_of(group, self.parallelism, self.max_parallelism) for group in groups]
+
+    def groups_of(self, subtask: int) -> tuple[int, ...]:
+        """The key groups that were sent to *subtask*, in order."""
+        return tuple(sorted(group for group in self.groups or () if self._owners[group] == subtask))
+
+    def __call__(self, batch: Batch) -> None:
+        assert batch.keys is not None
+        groups = key_groups(batch.keys, self.max_parallelism)
+        if self.groups is not None:
+            self.groups.update(groups)
+        receivers = list(map(self._owners.__getitem__, groups))
+        for subtask, share in enumerate(batch.dealt(receivers, self.parallelism)):
+            if share.records:
+                self.send(subtask, share)
+
+
+def listeners(producer: BatchOperator, output: str | None) -> list[Push]:
+    """Those behind *producer* that get what it puts out; *output* names a side output."""
+    if output is None:
+        return producer.downstream
+    assert isinstance(producer, Process | Stateful)
+    return producer.sides.setdefault(output, [])
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What *operator* says that its records are."""
+
+    operator: str
+    type: Any
+
+    def unlike(self, record: Any) -> str:
+        """Why *record* is none of the type; empty where it is one, or that cannot be told."""
+        try:
+            msgspec.convert(record, self.type)
+        except msgspec.ValidationError as error:
+            return str(error)
+        except TypeError:  # only a codec of the user's knows the type
+            return ""
+        return ""
+
+
+def _not_as_declared(declared: Declared, origin: Origin, said: str) -> RecordError:
+    name = type_name(declared.type)
+    return RecordError(
+        f"Operator {declared.operator!r} says that it gives {name}, and gave something else for {_shown(origin)}: "
+        f"{said.removesuffix('.')}. The job has stopped before it; nothing is lost. Let its function return {name}, or "
+        f"declare what it returns{_or_skip(origin)}."
+    )
+
+
+class Writer(Protocol):
+    """Where encoded outputs go: the writer of a sink, or what stands for it."""
+
+    def write(self, outputs: Any, /) -> None: ...
+
+
+@dataclass(slots=True)
+class SinkOutput(BatchOperator):
+    """The end of a branch: encodes and hands to the writer."""
+
+    writer: Writer
+    encoder: SinkEncoder
+    declared: Declared | None = field(default=None, kw_only=True)
+    """Of its records; None: unknown."""
+    sleep: Callable[[float], None] = field(default=pause, kw_only=True)
+
+    def __call__(self, batch: Batch) -> None:
+        if not batch.records:
+            return
+        entered_s = self.activity.enter(self.id)
+        try:
+            outputs = retried(partial(self.encoder.encode, batch.records), self.sleep)
+        except USERS_ERRORS as error:
+            raise self._refused(batch, error) from error
+        self.activity.leave(self.id, entered_s, len(batch.records))
+        self.writer.write(outputs)
+
+    def _refused(self, batch: Batch, error: BaseException) -> RecordError | Unavailable:
+        """Of the first record that cannot be encoded; encoding is free of effects, so it is tried again one by one.
+
+        During an outage nothing is tried again, and no record named."""
+        culprit = 0
+        for place, record in enumerate(() if is_outage(error) else batch.records):
+            try:
+                self.encoder.encode([record])
+            except USERS_ERRORS as found:
+                culprit, error = place, found
+                break
+        origin = None if is_outage(error) else batch.origins[culprit]
+        if origin is not None and self.declared and (said := self.declared.unlike(batch.records[culprit])):
+            return _not_as_declared(self.declared, origin, said)
+        if isinstance(error, FunctionRaised):
+            whose = f"{error.argument}= of sink {self.id!r}"
+            return record_error(whose, self.id, origin, error.__cause__ or error)
+        return misfit(self.id, origin, error)

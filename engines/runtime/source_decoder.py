@@ -1,0 +1,201 @@
+"""The decoder of a source: messages in, records out.
+
+Invariants: a batch is decoded in one pass, whatever is in it: the time is linear in the messages, and no record
+that decodes is decoded twice; every skipped record is counted, by partition, and between two calls of `tell` the first
+few are named;
+a record is skipped only for what `engines.runtime.outage` calls a bad one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from operator import length_hint
+from typing import Any
+
+import msgspec
+
+from exactlyonce.checkpoint.records.manifest import RecordPlace, SourceOffset
+from exactlyonce.connectors.source import RawRecord, Readable
+from exactlyonce.engines.runtime.batch import Batch
+from exactlyonce.engines.runtime.operators import facts_of, place_of, skip_option
+from exactlyonce.engines.runtime.outage import RETRY_PAUSES_S, is_bad_record, is_outage, pause
+from exactlyonce.pipeline.errors import USERS_ERRORS, RecordError, Unavailable, require_whole, sendable, text_of
+
+NAMED_MAX = 5
+"""So many skipped records get a line each between two barriers; the others share one."""
+
+
+class Skipped(msgspec.Struct):
+    """The records of one partition that were skipped: they do not decode, or were to be left out."""
+
+    source: str
+    topic: str
+    partition: int
+    count: int = 0
+    first: list[tuple[int, str]] = []
+    """Of the first few of them, the offset, and a sentence that names the record and what is wrong with it."""
+
+    def add(self, other: Skipped) -> None:
+        """Count records of the same partition that come after these."""
+        self.count += other.count
+        self.first = [*self.first, *other.first][:NAMED_MAX]
+
+
+def _write(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+class SourceDecoder:
+    """Decodes for the source with *id*, counts what it skips, and gives lines about it to *say*."""
+
+    def __init__(
+        self,
+        id: str,
+        source: Readable,
+        say: Callable[[str], None] = _write,
+        before: Iterable[SourceOffset] = (),
+        sleep: Callable[[float], None] = pause,
+        skips: Iterable[RecordPlace] = (),
+    ) -> None:
+        """*before*: where its partitions begin, with what was skipped up to there. *skips* are records to be left out,
+        undecoded; those of other topics are not its own."""
+        self.id = id
+        self.skipped: dict[int, Skipped] = {}
+        """By partition, what it has skipped itself."""
+        self._say = say
+        self._before = {each.partition: (each.skipped, each.skipped_at) for each in before}
+        self._last: dict[int, tuple[int, ...]] = {}
+        """By partition, the offsets of the last few."""
+        self._said = 0
+        """How many skipped records were named since `tell`."""
+        self._unsaid = 0
+        """How many were not; `_unsaid_last` is where the last of them lies."""
+        self._unsaid_last = ""
+        self._skips = {(each.partition, each.offset) for each in skips if each.topic == source.topic}
+        self._sleep = sleep
+        self._on_error = source.on_error
+        self._decoder = source.decoder()
+
+    @property
+    def skipped_count(self) -> int:
+        """How many records it has skipped."""
+        return sum(each.count for each in self.skipped.values())
+
+    def noted(self, position: SourceOffset) -> SourceOffset:
+        """*position*, where the partition stands behind all that was decoded, with what was skipped up to there."""
+        count, last = self._before.get(position.partition, (0, ()))
+        if (skipped := self.skipped.get(position.partition)) is not None:
+            count, last = count + skipped.count, (*last, *self._last[position.partition])[-NAMED_MAX:]
+        return msgspec.structs.replace(position, skipped=count, skipped_at=last) if count else position
+
+    def tell(self) -> None:
+        """Say in one line how many records were skipped since the last time and not named."""
+        if self._unsaid:
+            self._say(
+                f"skipped: source {self.id!r}: {self._unsaid:,} more records since the last checkpoint, "
+                f"the last at {self._unsaid_last}"
+            )
+        self._said = self._unsaid = 0
+
+    def decode(self, messages: list[Any]) -> Batch:
+        """The batch of *messages*; one that does not decode is an error or is skipped, as the source says.
+
+        Raises `Unavailable` where the codec still meets an outage after `RETRY_PAUSES_S`.
+        """
+        if self._skips:
+            messages = self._without_skips(messages)
+        parts, decode = self._decoder.parts(messages), self._decoder.decode
+        values = iter(parts)
+        records: list[Any] = []
+        bad: list[int] = []
+        retried, retries = -1, 0
+        while True:
+            try:
+                records.extend(map(decode, values))  # what was decoded before an error is kept
+                require_whole(records, len(messages) - len(bad))
+            except USERS_ERRORS as error:
+                place = len(messages) - length_hint(values) - 1
+                if is_outage(error):
+                    retries = retries + 1 if place == retried else 0
+                    if retries == len(RETRY_PAUSES_S):
+                        raise self._unavailable(messages[place], error) from error
+                    self._sleep(RETRY_PAUSES_S[retries])
+                    retried, values = place, iter(parts[place:])
+                else:
+                    self._skip(messages[place], error)
+                    bad.append(place)
+            else:
+                break
+        if not bad:
+            return Batch(records, messages)
+        left_out = set(bad)
+        return Batch(records, [each for place, each in enumerate(messages) if place not in left_out])
+
+    def _without_skips(self, messages: list[Any]) -> list[Any]:
+        """*messages* without those that are to be left out, each of which is counted and named."""
+        kept = []
+        for message in messages:
+            place = message.partition(), message.offset()
+            if place in self._skips:
+                self._skips.remove(place)
+                said = f"source {self.id!r}: the record at {_place(message)}, as asked for by --skip"
+                self._count(message, partial(str, said))
+            else:
+                kept.append(message)
+        return kept
+
+    def time_ms(self, message: Any) -> int:
+        """When it came to be."""
+        return self._decoder.time_ms(message)
+
+    def _skip(self, message: Any, error: BaseException) -> None:
+        """Count *message* as skipped; or raise."""
+        if not is_bad_record(error):
+            raise RecordError(
+                f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. "
+                f"{type(error).__name__}{place_of(error)} says neither that the record is bad nor that something is "
+                f'away, so on_error="skip" does not skip it. Fix the codec: let it raise ValueError for a bad record, '
+                f"and exactlyonce.Unavailable for an outage; or leave the record out: {skip_option(message)}."
+            ) from error
+        if self._on_error == "fail":
+            raise RecordError(
+                f"{self._undecodable(message, error)} The job has stopped before it; nothing is lost. Fix the type or "
+                f'the producer, or let the source skip such records: on_error="skip"; or leave this one out: '
+                f"{skip_option(message)}.",
+                **facts_of(self.id, message),
+            ) from error
+        self._count(message, lambda: self._undecodable(message, error))
+
+    def _count(self, message: Any, why: Callable[[], str]) -> None:
+        """*message* is skipped; name it, unless enough are named."""
+        partition, offset = message.partition(), message.offset()
+        skipped = self.skipped.setdefault(partition, Skipped(self.id, message.topic(), partition))
+        skipped.count += 1
+        self._last[partition] = (*self._last.get(partition, ()), offset)[-NAMED_MAX:]
+        is_first, is_said = len(skipped.first) < NAMED_MAX, self._said < NAMED_MAX
+        sentence = why() if is_first or is_said else ""
+        if is_first:
+            skipped.first.append((offset, sentence))
+        if is_said:
+            self._said += 1
+            self._say(f"skipped: {sentence}")
+        else:
+            self._unsaid, self._unsaid_last = self._unsaid + 1, _place(message)
+
+    def _unavailable(self, message: Any, error: BaseException) -> Unavailable:
+        return Unavailable(
+            sendable(
+                f"Source {self.id!r}: the codec met an outage at {_place(message)}: {type(error).__name__}: "
+                f"{text_of(error)}{place_of(error)}. Nothing is skipped or lost: the record is decoded again."
+            )
+        )
+
+    def _undecodable(self, message: Any, error: BaseException) -> str:
+        problem = self._decoder.problem(message, error)
+        return sendable(f"Source {self.id!r}: the record at {_place(message)}: {problem}.")
+
+
+def _place(record: RawRecord) -> str:
+    return f"{record.topic()}[{record.partition()}] offset {record.offset()}"

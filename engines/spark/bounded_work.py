@@ -1,0 +1,154 @@
+"""Bounded work on a Spark session that a program has: backfill, catch-up, audit and replay, as the commands do them.
+
+Invariant: options are those of `Pipeline.run`, refused in the same words; the session is used as it is, and not ended.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.bounded.advance import Advanced
+from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
+from exactlyonce.engines.bounded.catch_up import CatchUp, CatchUpProgress, Summary
+from exactlyonce.engines.bounded.replay.reproduce import Replay, Replayed
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets
+from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
+from exactlyonce.engines.options import CHUNK_RECORDS
+from exactlyonce.engines.spark.submit import executors_of
+from exactlyonce.pipeline.loading import Loaded, importable, load
+from exactlyonce.pipeline.stream import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Notes:
+    """The listener to bounded work that shows notes on stderr, and nothing else."""
+
+    def note(self, text: str) -> None:
+        """Show what a person should know."""
+        print(text, file=sys.stderr, flush=True)
+
+    def began(self, manifest: Manifest, offsets: int) -> None:
+        """Nothing is shown."""
+
+    def advanced(self, advanced: Advanced, offsets: int) -> None:
+        """Nothing is shown."""
+
+    def passed(self, offsets: int) -> None:
+        """Nothing is shown."""
+
+
+def backfill(
+    spark: SparkSession,
+    pipeline: Pipeline | str,
+    *,
+    to: str = "latest",
+    chunk_records: int = CHUNK_RECORDS,
+    take_over: bool = False,
+    staging: str | Path | None = None,
+    progress: CatchUpProgress | None = None,
+    **options: Any,
+) -> Summary:
+    """Compute *pipeline* over the history of its topics, up to *to*, and end with a checkpoint that a run goes on from.
+
+    *pipeline* is one that executors can import, or `module:attribute`. *to* is "latest", a time, or offsets in JSON, as
+    for `exactlyonce backfill`; *staging* a folder that all executors see, needed where they are on other machines;
+    *take_over* fences an instance that seems to run. Broken off, it goes on at its last checkpoint when it is repeated.
+    Raises what the command says: `ConfigError`, `Halt`, `BrokerUnavailable`.
+    """
+    return _caught_up(
+        spark, pipeline, options, staging, progress, to=to, chunk_records=chunk_records, take_over=take_over,
+        from_nothing=True,
+    )  # fmt: skip
+
+
+def catch_up(
+    spark: SparkSession,
+    pipeline: Pipeline | str,
+    *,
+    to: str = "latest",
+    chunk_records: int = CHUNK_RECORDS,
+    take_over: bool = False,
+    staging: str | Path | None = None,
+    progress: CatchUpProgress | None = None,
+    **options: Any,
+) -> Summary:
+    """Go on from the last checkpoint of *pipeline*, up to *to*; otherwise as `backfill`."""
+    return _caught_up(
+        spark, pipeline, options, staging, progress, to=to, chunk_records=chunk_records, take_over=take_over,
+        from_nothing=False,
+    )  # fmt: skip
+
+
+def _caught_up(
+    spark: SparkSession,
+    pipeline: Pipeline | str,
+    options: dict[str, Any],
+    staging: str | Path | None,
+    progress: CatchUpProgress | None,
+    *,
+    to: str,
+    **how: Any,
+) -> Summary:
+    executors, run = executors_of(spark, staging), options_from(options)
+    run.client.check()
+    work = CatchUp(
+        loaded=_loaded(pipeline), options=run, parallelism=parallelism_given(options), progress=progress or Notes(),
+        stop_offsets=StopOffsets.parse(to), **how,
+    )  # fmt: skip
+    work.judge()
+    return work.run(executors)
+
+
+def audit(
+    spark: SparkSession,
+    pipeline: Pipeline | str,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    ignore_foreign: bool = False,
+    staging: str | Path | None = None,
+    **options: Any,
+) -> AuditReport:
+    """Compare what readers see of *pipeline* with what its input gives, from checkpoint *first* to *last*.
+
+    *options* say which cluster: `bootstrap_servers`, `kafka`, `config`. A running pipeline runs on.
+    """
+    loaded, executors = _loaded(pipeline), executors_of(spark, staging)
+    work = Audit(loaded, _client(options), executors.submit, executors.staging, Notes(), ignore_foreign=ignore_foreign)
+    return work.run(first, last)
+
+
+def replay(
+    spark: SparkSession,
+    pipeline: Pipeline | str,
+    checkpoint: int,
+    *,
+    into: str | None = None,
+    sink: str | None = None,
+    staging: str | Path | None = None,
+    **options: Any,
+) -> Replayed:
+    """Compute the output of *checkpoint* again and count it; *into* is a topic that gets the records of *sink*.
+
+    *options* say which cluster, as for `audit`. A running pipeline runs on.
+    """
+    work = Replay(_loaded(pipeline), _client(options), checkpoint, into=into, sink=sink)
+    return work.run(executors_of(spark, staging), Notes())
+
+
+def _loaded(pipeline: Pipeline | str) -> Loaded:
+    return load(pipeline) if isinstance(pipeline, str) else importable(pipeline)
+
+
+def _client(options: dict[str, Any]) -> ClientConfig:
+    """How to reach the cluster; ConfigError for any other option."""
+    options_from(options)
+    client = client_from(options, read_file(options.get("config")))
+    client.check()
+    return client

@@ -1,0 +1,149 @@
+"""The declaration of a setting: it stands once, with the field that holds it. Pure.
+
+The parser of the command line, the keys of a settings file, the keyword arguments of `Pipeline.run`, what is refused,
+and the tables of docs/settings.md all follow from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_args
+
+import msgspec
+
+from exactlyonce.pipeline.durations import duration_ms, written_duration
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.names import setting as setting_named
+from exactlyonce.pipeline.sizes import byte_count, written_size
+
+DURATION, COUNT, SIZE, FLAG, CHOICE, TEXT, OTHER = "duration", "count", "size", "flag", "choice", "text", "other"
+"""How a value is written: "500ms", 3, "512mb", true, one of some words, any text, or as its reader says."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is declared of a setting beside its field's name, type and default."""
+
+    kind: str
+    help: str
+    """Its line of a command's help, without the default."""
+    flink: str = ""
+    """What Flink calls it, as docs/settings.md has it; empty: there is no equal."""
+    minimum: int = 0
+    """Of counts; of durations in milliseconds, of sizes in bytes."""
+    choices: tuple[str, ...] = ()
+    reader: Callable[[str], str] = str
+    """Makes a text the field's value, or raises `ConfigError`."""
+    default: str = ""
+    """The default in words, where the value itself tells less."""
+    key: str = ""
+    """Its name in a file; empty: that of the field, without its unit."""
+    keyword: str = ""
+    """Its name in Python and, with dashes, on the command line; empty: `key`."""
+    in_file: bool = True
+    """Whether a settings file may have it."""
+    metavar: str = ""
+    """What stands for its value in a command's help; empty: a word for its kind."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A setting with its field."""
+
+    field: str
+    default: Any
+    setting: Setting
+
+    @property
+    def key(self) -> str:
+        """Its name in a file."""
+        return self.setting.key or self.field.removesuffix("_ms").removesuffix("_bytes")
+
+    @property
+    def keyword(self) -> str:
+        """Its name in Python."""
+        return self.setting.keyword or self.key
+
+    @property
+    def option(self) -> str:
+        """Its name on the command line, without dashes before it."""
+        return self.keyword.replace("_", "-")
+
+    @property
+    def named(self) -> str:
+        """Its name in errors."""
+        return setting_named(self.keyword)
+
+    @property
+    def default_text(self) -> str:
+        """The default as a person would write it."""
+        kind, value = self.setting.kind, self.default
+        if self.setting.default:
+            return self.setting.default
+        if kind == FLAG:
+            return "on" if value else "off"
+        if value is None:
+            return "none"
+        return written_duration(value) if kind == DURATION else written_size(value) if kind == SIZE else str(value)
+
+    def read(self, value: Any) -> Any:
+        """The field's value from one that was given in Python or in a file; ConfigError if it is of another kind."""
+        match self.setting.kind:
+            case "duration":
+                return duration_ms(value, self.named)
+            case "size":
+                return byte_count(value, self.named)
+            case "count":
+                return whole_number(value, self.named)
+            case "flag" if not isinstance(value, bool):
+                raise ConfigError(f"{self.named} is {value!r}: write true or false.")
+            case "text" | "choice":
+                return self.setting.reader(str(value))
+        return value
+
+    def read_text(self, text: str) -> Any:
+        """A value as `read` takes it, from the command line; refused there already if it is out of bounds."""
+        is_number = self.setting.kind == COUNT and text.lstrip("-").isdecimal()
+        value = int(text) if is_number else text
+        self.check(self.read(value))
+        return value
+
+    def check(self, value: Any) -> None:
+        """ConfigError where the field's value is out of bounds."""
+        setting = self.setting
+        if setting.choices and value not in setting.choices:
+            raise ConfigError(f"{self.named} is {value!r}: choose one of {', '.join(setting.choices)}.")
+        if setting.kind in (DURATION, COUNT, SIZE) and value is not None and value < setting.minimum:
+            write = {DURATION: written_duration, SIZE: written_size}.get(setting.kind, str)
+            raise ConfigError(f"{self.named} is {write(value)}: it must be at least {write(setting.minimum)}.")
+
+
+def whole_number(value: Any, name: str) -> int:
+    """*value*, if it is a whole number; ConfigError, in which the setting is called *name*, if not."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}: write a whole number.")
+    return value
+
+
+@cache
+def declared(owner: type) -> dict[str, Declared]:
+    """The settings among the fields of *owner*, a Struct or a dataclass, by field."""
+    if dataclasses.is_dataclass(owner):
+        fields = [(field.name, field.default, field.metadata.get("setting")) for field in dataclasses.fields(owner)]
+    else:
+        annotations = [(field.name, field.default, get_args(field.type)) for field in msgspec.structs.fields(owner)]
+        fields = [
+            (name, default, next((each for each in found if isinstance(each, Setting)), None))
+            for name, default, found in annotations
+        ]
+    return {name: Declared(name, default, setting) for name, default, setting in fields if setting is not None}
+
+
+def check_bounds(holder: object) -> None:
+    """ConfigError where a field of *holder* is out of the bounds that its setting has."""
+    owner: Any = type(holder)
+    for field, each in declared(owner).items():
+        each.check(getattr(holder, field))

@@ -1,0 +1,136 @@
+"""The ledger of SQL stores: a table beside the target, with a row for each subtask of a sink, and one for the sink.
+
+The sink's own row, of subtask -1, has the incarnation that may write, and the id of the checkpoint topic. A subtask's
+row has the checkpoint whose rows are in the target. Invariants: numbers only grow. A claim holds the sink's row shared
+until its transaction ends, a fence holds it alone, and both take it before any other row: what an older incarnation
+began has ended when a fence returns, and finds the newer one when it begins later.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from exactlyonce.pipeline.errors import StoreError
+from exactlyonce.sinks.write_ahead.store import LedgerEntry, SinkLedger
+
+TABLE = "exactlyonce_ledger"
+COLUMNS = ("pipeline", "sink", "subtask", "checkpoint", "incarnation", "origin")
+KEY = COLUMNS[:3]
+SINK_ITSELF = -1
+"""In the place of a subtask."""
+_OF_SINK = "WHERE pipeline = %s AND sink = %s"
+_ROW = f"{_OF_SINK} AND subtask = %s"
+
+Row = tuple[Any, ...]
+
+
+class Session(Protocol):
+    """A connection to a server, made when it is first asked, and again after it was lost; never in a transaction."""
+
+    def ask(self, sql: str, *values: object) -> list[Row]:
+        """The rows of one statement; each %s in it stands for a value. Outside of a transaction it is one by itself."""
+
+    def changed_by(self, sql: str, *values: object) -> int:
+        """How many rows one statement has inserted or changed."""
+
+    def transaction(self, name: str, lock_s: float | None = None) -> AbstractContextManager[None]:
+        """A transaction, committed unless its body raises; *name* is what its session is called meanwhile, where the
+        server names sessions. *lock_s*: for how long a lock is waited for, if not as usual."""
+
+    def close(self) -> None:
+        """Let go of the connection; the server rolls back what is open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """The ledger in one schema or database."""
+
+    session: Session
+    name: str
+    """Of the table, as SQL."""
+    shown: str
+    """The same for people, with its place."""
+    unless_there: str
+    """How an INSERT ends that leaves a row that is there as it is."""
+    shared: str
+    """How a SELECT ends that locks rows against those who change them."""
+
+    def of_sink(self, pipeline: str, sink: str) -> SinkLedger:
+        """All rows of the sink, as far as they are committed; waits for nobody."""
+        rows = self._ask(f"SELECT subtask, checkpoint, incarnation, origin FROM {{}} {_OF_SINK}", pipeline, sink)
+        by_subtask = {int(subtask): rest for subtask, *rest in rows}
+        _, incarnation, origin = by_subtask.pop(SINK_ITSELF, (0, 0, ""))
+        checkpoints = {subtask: _position(checkpoint) for subtask, (checkpoint, *_) in by_subtask.items()}
+        return SinkLedger(incarnation=int(incarnation), origin=origin, checkpoints=checkpoints)
+
+    def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> dict[int, int]:
+        """Part of a transaction: note *incarnation*, once every claim has ended; -> the checkpoint of each subtask.
+        Raises what `Store.fence` raises."""
+        self._insert(pipeline, sink, SINK_ITSELF, 0, origin)
+        self._ask(f"SELECT incarnation FROM {{}} {_ROW} FOR UPDATE", pipeline, sink, SINK_ITSELF)
+        ledger = self.of_sink(pipeline, sink)
+        ledger.fenced(pipeline, sink, incarnation, origin)
+        self._ask(f"UPDATE {{}} SET incarnation = %s {_ROW}", incarnation, pipeline, sink, SINK_ITSELF)
+        return dict(ledger.checkpoints)
+
+    def claim(self, entry: LedgerEntry) -> bool:
+        """First part of a transaction that writes the rows of *entry*: lock the subtask's row and set it to *entry*;
+        False, with nothing changed, where it is there already. Raises what `LedgerEntry.is_due` raises."""
+        row = (entry.pipeline, entry.sink, entry.subtask)
+        of_sink = (entry.pipeline, entry.sink, SINK_ITSELF)
+        writer = self._ask(f"SELECT incarnation, origin FROM {{}} {_ROW} {self.shared}", *of_sink)
+        if not writer:
+            raise self._emptied(entry)
+        lock = f"SELECT checkpoint, incarnation FROM {{}} {_ROW} FOR UPDATE"
+        locked = self._ask(lock, *row)
+        if not locked:  # of two who insert it at once the second waits for the first, and finds its row
+            self._insert(*row, 0, entry.origin)
+            locked = self._ask(lock, *row)
+        ((checkpoint, incarnation),), ((newest, origin),) = locked, writer
+        newest = max(newest, incarnation)
+        if not entry.is_due(checkpoint=_position(checkpoint), incarnation=newest, origin=origin):
+            return False
+        changed = self.session.changed_by(
+            self._named(f"UPDATE {{}} SET checkpoint = %s, incarnation = %s {_ROW} AND checkpoint = %s"),
+            entry.checkpoint, entry.incarnation, *row, checkpoint,
+        )  # fmt: skip
+        if changed != 1:
+            raise StoreError(
+                f"The ledger {self.shown} has been changed although its row was locked: it has no transactions, or a "
+                f"proxy sends statements to several servers. Give it an engine with transactions, and let the dsn name "
+                f"the server itself."
+            )
+        return True
+
+    def has(self, entry: LedgerEntry) -> bool:
+        """Whether the subtask's row is at *entry*, or further, as far as is committed; waits for nobody. Raises what
+        `claim` raises."""
+        ledger = self.of_sink(entry.pipeline, entry.sink)
+        if not ledger.origin:
+            raise self._emptied(entry)
+        return ledger.applied(entry) is None
+
+    def _insert(self, pipeline: str, sink: str, subtask: int, incarnation: int, origin: str) -> None:
+        """Lock the row in either case, if the server does so; `FOR UPDATE` does in any."""
+        statement = f"INSERT INTO {{}} ({', '.join(COLUMNS)}) VALUES (%s, %s, %s, 0, %s, %s) {self.unless_there}"
+        self._ask(statement, pipeline, sink, subtask, incarnation, origin)
+
+    def _ask(self, statement: str, *values: object) -> list[Row]:
+        return self.session.ask(self._named(statement), *values)
+
+    def _named(self, statement: str) -> str:
+        return statement.format(self.name.replace("%", "%%"))
+
+    def _emptied(self, entry: LedgerEntry) -> StoreError:
+        return StoreError(
+            f"The ledger {self.shown} has no row of sink {entry.sink!r}, pipeline {entry.pipeline!r}, which every run "
+            f"writes when it begins: it was emptied, or the database was restored from a backup. Run again: the ledger "
+            f"is compared with the checkpoints before anything is written."
+        )
+
+
+def _position(checkpoint: int) -> int:
+    """0 where no checkpoint has written the row; ledgers of MySQL had -1 there."""
+    return max(int(checkpoint), 0)

@@ -1,0 +1,39 @@
+"""Fixtures of storages outside of the topic: servers, started once for all tests of a process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent / "rig"), str(Path(__file__).parents[2] / "engines")]
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Any]:
+    from s3_server import S3Server
+
+    server = S3Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def s3(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same, and this process is its client."""
+    for name, value in s3_server.env.items():
+        monkeypatch.setenv(name, value)
+    return s3_server
+
+
+@pytest.fixture(scope="session")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Hadoop's HDFS; the tests are skipped, loudly, where it cannot be had."""
+    from hdfs_server import HdfsServer
+
+    server = HdfsServer(tmp_path_factory.mktemp("hdfs"))
+    yield server
+    server.close()

@@ -1,0 +1,54 @@
+"""A name node that takes connections and is silent."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from threading import Thread, Timer
+from threading import enumerate as enumerate_threads
+
+import pytest
+from waiting import until
+
+from exactlyonce.connectors.blocks import hdfs
+from exactlyonce.connectors.blocks.hdfs import HdfsFolder
+from exactlyonce.pipeline.errors import StorageUnavailable
+from exactlyonce.testing.cluster import LIMIT_S
+
+
+def test_a_silent_name_node_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request ends, and the next one has a connection of its own: the other end of the first may be gone. Once there
+    are many that have not ended, the next ones wait for these, and make none."""
+    monkeypatch.setattr(hdfs, "SILENT_S", 0.5)
+    monkeypatch.setattr(hdfs, "GIVEN_UP_MAX", 2)
+    made = list[socket.socket]()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    made.append(listener.accept()[0])
+
+        def end() -> None:
+            for each in (listener, *made):
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+        Thread(target=accept, daemon=True).start()
+        (timer := Timer(LIMIT_S, end)).start()
+        folder = HdfsFolder(f"127.0.0.1:{listener.getsockname()[1]}", "prod", "x")
+        for _ in range(2):
+            with pytest.raises(StorageUnavailable, match=r"does not answer: it is silent for"):
+                folder.get("block")
+        until(lambda: len(made) == 2)
+        with pytest.raises(StorageUnavailable, match=r"does not answer: it is silent to 2 requests"):
+            folder.get("block")
+        assert len(made) == 2
+        timer.cancel()
+        end()
+        for each in enumerate_threads():
+            if each.name == "hdfs":
+                each.join(LIMIT_S)
+    monkeypatch.setattr(hdfs, "SILENT_S", 60.0)
+    with pytest.raises(StorageUnavailable, match=r"does not answer: (?!it is silent)"):  # it is asked again
+        folder.get("block")

@@ -1,0 +1,177 @@
+"""A folder as a block storage."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from in_files import FileStorageContract
+from waiting import until
+
+from exactlyonce.checkpoint.records.encoding import Block
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
+from exactlyonce.connectors.blocks.local import LocalFolder
+from exactlyonce.connectors.blocks.storage import FileStorage, file_storage, folder_of
+from exactlyonce.connectors.blocks.writer import FileBlocks
+from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Fenced, StorageUnavailable
+from exactlyonce.testing.cluster import LIMIT_S
+
+INNER = "totals/topic-1"
+
+
+class TestLocalFolder(FileStorageContract):
+    @pytest.fixture(autouse=True)
+    def _root(self, tmp_path: Path) -> None:
+        self.root = tmp_path / "checkpoints"
+        self.root.mkdir()
+
+    def storage(self) -> FileStorage:
+        return FileStorage(LocalFolder(self.root, INNER), away_timeout_s=0.5)
+
+    def names(self) -> list[str]:
+        return [each.name for each in (self.root / INNER).iterdir()]
+
+    def put_file(self, name: str, content: bytes) -> None:
+        (self.root / INNER / name).write_bytes(content)
+
+    def delete_file(self, name: str) -> None:
+        (self.root / INNER / name).unlink()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        aside = self.root.with_name("unmounted")
+        self.root.rename(aside)
+        yield
+        aside.rename(self.root)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place, libc = tmp_path / "disk", ctypes.CDLL(None, use_errno=True)
+    place.mkdir()
+    if sys.platform != "linux" or libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=256k"):
+        pytest.skip("this user cannot mount a small disk")
+    yield place
+    libc.umount2(os.fsencode(place), 2)
+
+
+def test_a_full_disk(small_disk: Path) -> None:
+    storage = FileStorage(LocalFolder(small_disk, INNER))
+    blocks = storage.begin(1, 0)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(200_000))
+    ticket = blocks.write(Block("totals", 1, "state", "none", "", bytes(100_000)), 0)
+    until(lambda: "is full: make room there" in blocks.waiting, meanwhile=blocks.poll)
+    assert str(small_disk) in blocks.waiting
+    assert not ticket.resolved
+    filler.unlink()
+    blocks.wait(LIMIT_S)
+    assert ticket.ref is not None
+    assert storage.since((0, 0)).blocks == (ticket.ref,)
+
+
+def fenced(blocks: FileBlocks) -> None:
+    """Raise once a put has failed: one that has begun is not taken back."""
+    if blocks.waiting:
+        raise Fenced("A newer instance took over.")
+
+
+@pytest.mark.parametrize(
+    ("wait", "error", "says"),
+    [
+        (lambda blocks: blocks.wait(0.2), StorageUnavailable, "1 blocks were not written to file://.* within 0 s"),
+        (lambda blocks: blocks.wait(LIMIT_S, lambda: fenced(blocks)), Fenced, "A newer instance took over"),
+    ],
+)
+def test_giving_up(wait: Callable[[FileBlocks], None], error: type[Exception], says: str, tmp_path: Path) -> None:
+    """Whoever waits for blocks does so for a limited time, and while it may write; then nothing is tried any more."""
+    storage = FileStorage(LocalFolder(tmp_path, INNER), away_timeout_s=0.1)
+    blocks = storage.begin(1, 0)
+    inner = tmp_path / "totals"
+    inner.rename(tmp_path / "aside")
+    ticket = blocks.write(Block("totals", 1, "state", "none", "", b"state"), 0)
+    with pytest.raises(error, match=says):
+        wait(blocks)
+    (tmp_path / "aside").rename(inner)
+    until(lambda: ticket.resolved, meanwhile=blocks.poll)
+    with pytest.raises(BrokerUnavailable, match="may not have been written"):
+        _ = ticket.ref
+    assert storage.since((0, 0)).blocks == ()
+
+
+def test_no_thread_outlives_what_it_writes(tmp_path: Path) -> None:
+    """A process that does the work of many units, one after the other, closes none of their blocks."""
+    storage = FileStorage(LocalFolder(tmp_path, INNER))
+    for unit in range(20):
+        blocks = storage.begin(1, unit)
+        tickets = [blocks.write(Block("totals", 1, "state", "none", "", b"state"), group) for group in range(9)]
+        blocks.wait(LIMIT_S)
+        assert all(each.ref is not None for each in tickets)
+    until(lambda: all(thread.name != "blocks" for thread in threading.enumerate()))
+
+
+def test_a_folder_that_is_missing(tmp_path: Path) -> None:
+    """It is not made: a slip in a path, or a disk that is not mounted, would be taken for a storage."""
+    with pytest.raises(ConfigError, match=r"file://.*/missing is not there: make the folder, or mount it"):
+        LocalFolder(tmp_path / "missing", INNER).check()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["missing", "empty", "probed"])
+def test_a_disk_that_is_not_mounted(folder: str, tmp_path: Path) -> None:
+    """Where checkpoints have files there is a folder with blocks: else they are away, not lost, and nothing is made. A
+    worker that begins there, or was killed over it, leaves a probe, which is none."""
+    storage = FileStorage(LocalFolder(tmp_path, INNER))
+    blocks = storage.begin(1, 0)
+    tickets = [blocks.write(Block("totals", 1, "state", "none", "", b"state"), group) for group in range(2)]
+    blocks.wait(LIMIT_S)
+    refs = [each.ref for each in tickets if each.ref is not None]
+    storage.check(in_use=True)
+    (tmp_path / "totals").rename(tmp_path / "aside")
+    if folder != "missing":
+        (tmp_path / INNER).mkdir(parents=True)
+    if folder == "probed":
+        (tmp_path / INNER / "probe-1-0a1b2c3d").touch()
+    before = sorted(tmp_path.rglob("*"))
+    for asked in (lambda: storage.check(in_use=True), lambda: list(storage.fetch(refs))):
+        with pytest.raises(StorageUnavailable, match="is empty or missing, though checkpoints have files there: is it"):
+            asked()
+    assert sorted(tmp_path.rglob("*")) == before
+    storage.check()
+    assert (tmp_path / INNER).is_dir()
+
+
+def test_the_folder_of_a_topic(tmp_path: Path) -> None:
+    """A topic's id is one part of the path, whatever is in it: HDFS refuses a path with two slashes in a row."""
+    storage = file_storage(tmp_path.as_uri(), TopicInfo("totals.checkpoints", "/K2hwvq+fS8if//3pbCldB/", 2, 1))
+    storage.check()
+    assert [str(each.relative_to(tmp_path)) for each in tmp_path.glob("*/*")] == ["totals/_K2hwvq-fS8if__3pbCldB_"]
+
+
+def test_what_a_folder_is_for(tmp_path: Path) -> None:
+    missing = (tmp_path / "missing").as_uri()
+    with pytest.raises(ConfigError, match=rf"^The storage {missing} is not there"):
+        folder_of(missing, "totals-41-00").check()
+    with pytest.raises(ConfigError, match=rf"^The checkpoint storage {missing} is not there"):
+        file_storage(missing, TopicInfo("totals.checkpoints", "id", 2, 1)).check()
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / INNER).parent.mkdir()
+    (tmp_path / INNER).write_text("a file where a folder is needed")
+    with pytest.raises(ConfigError, match=r"refuses: .*Give user \d+ the right to write there, or name another one"):
+        LocalFolder(tmp_path, INNER).check()
+
+
+def test_removing_the_folder(tmp_path: Path) -> None:
+    storage = FileStorage(LocalFolder(tmp_path, INNER))
+    storage.check()
+    (tmp_path / "others" / "topic-1").mkdir(parents=True)
+    storage.erase()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["others"]

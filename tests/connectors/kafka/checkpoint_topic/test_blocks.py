@@ -1,0 +1,391 @@
+"""Blocks on a real broker."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Consumer, Producer
+from waiting import until
+
+from exactlyonce.checkpoint.block_storage import DamagedBlock
+from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
+from exactlyonce.checkpoint.records.manifest import BLOCK_SIZE_MAX, BlockRef
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.connectors.kafka import client as store_client
+from exactlyonce.connectors.kafka.checkpoint_topic import blocks as store_blocks
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter, scan_blocks
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import as_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.scan import IDLE_TIMEOUT_S, read_range
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
+from exactlyonce.testing.cluster import LIMIT_S
+
+pytestmark = pytest.mark.broker
+
+
+def block(body: bytes, checkpoint: int = 1, operator: str = "totals") -> Block:
+    return Block(operator, checkpoint, "image", "zlib", "int", body)
+
+
+def bytes_of(seed: object, size: int) -> bytes:
+    return hashlib.shake_128(str(seed).encode()).digest(size)
+
+
+def written(writer: BlockWriter, bodies: Iterable[bytes], checkpoint: int = 1) -> list[BlockRef]:
+    tickets = [writer.write(block(body, checkpoint), group) for group, body in enumerate(bodies)]
+    writer.wait(LIMIT_S)
+    return [ticket.ref for ticket in tickets if ticket.ref is not None]
+
+
+def delivered(writer: BlockWriter, body: bytes) -> BlockRef:
+    """The first of as many blocks with this body as it takes until a broker that has just come back has one in time."""
+    for part in range(LIMIT_S):
+        ticket = writer.write(block(body), 2, part)
+        writer.wait(LIMIT_S)
+        with suppress(BrokerUnavailable):
+            assert ticket.ref is not None
+            return ticket.ref
+    raise AssertionError("no block was delivered")
+
+
+def read(reader: BlockReader, refs: Iterable[BlockRef]) -> dict[str, bytes]:
+    return {ref.key: found.body for ref, found in reader.fetch(refs)}
+
+
+class TestWritingAndReading:
+    def test_what_is_written_is_read(self, store: Any) -> None:
+        bodies = [bytes_of(group, 1_000) for group in range(40)]
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), bodies)
+        assert {ref.partition for ref in refs} == {1, 2, 3, 4}
+        assert all(ref.partition == store.topic.partition_of(group) for group, ref in enumerate(refs))
+        found = read(BlockReader(store.config, store.topic), reversed(refs))
+        assert found == {ref.key: body for ref, body in zip(refs, bodies, strict=True)}
+
+    def test_a_reference_says_who_wrote_the_block_and_what_it_is(self, store: Any) -> None:
+        first, second = (BlockWriter.connected(store.config, store.topic, 3, 7) for _ in range(2))
+        value = encode(block(b"body", 9))
+        nonces = set()
+        for writer in (first, second):
+            ticket = writer.write(block(b"body", 9), 5, part=2)
+            writer.wait(LIMIT_S)
+            assert ticket.ref is not None
+            assert (ticket.ref.size, ticket.ref.sha256) == (len(value), hashlib.sha256(value).digest())
+            key = BlockKey.parse(ticket.ref.key)
+            assert key is not None
+            assert key == BlockKey(3, 9, "totals", 5, 2, 7, key.nonce)
+            nonces.add(key.nonce)
+        assert len(nonces) == 2
+
+    def test_the_largest_block(self, store: Any) -> None:
+        body = bytes(BLOCK_SIZE_MAX - len(encode(block(bytes(BLOCK_SIZE_MAX // 2)))) + BLOCK_SIZE_MAX // 2)
+        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
+        (ref,) = written(writer, [body])
+        assert ref.size == BLOCK_SIZE_MAX
+        assert read(BlockReader(store.config, store.topic), [ref]) == {ref.key: body}
+        with pytest.raises(InvariantViolation, match="over the limit"):
+            writer.write(block(body + b"x"), 0)
+
+    def test_sparse_references(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(store_blocks, "_GAP_BYTES_MAX", 400_000)
+        bodies = [bytes_of(group, 30_000) for group in range(200)]
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), bodies)
+        reader = BlockReader(store.config, store.topic)
+        for step in (3, 8, 90):
+            assert read(reader, refs[::step]) == {r.key: b for r, b in list(zip(refs, bodies, strict=True))[::step]}
+
+    def test_who_takes_long_over_a_block(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is done with a block before the next is asked for does not count as the broker's silence."""
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"x"] * 4)
+        taken: list[BlockRef] = []
+        later = SimpleNamespace(monotonic=lambda: time.monotonic() + len(taken) * 2 * IDLE_TIMEOUT_S)
+        monkeypatch.setattr(store_blocks, "time", later)
+        for ref, _ in BlockReader(store.config, store.topic).fetch(refs):
+            taken.append(ref)
+        assert set(taken) == set(refs)
+
+    def test_a_reader_that_stays_connected(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        bodies = [bytes_of(group, 50_000) for group in range(40)]
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), bodies)
+        expected = {ref.key: body for ref, body in zip(refs, bodies, strict=True)}
+        made: list[Consumer] = []
+
+        def connected(*given: Any, **named: Any) -> Consumer:
+            made.append(connect(*given, **named))
+            return made[-1]
+
+        connect = store_client.consumer
+        monkeypatch.setattr(store_client, "consumer", connected)
+        reader = BlockReader(store.config, store.topic, stays_connected=True)
+        for part in (refs[30:], refs[:4], refs[3::7], refs, *([ref] for ref in reversed(refs)), refs[:1], refs[:1]):
+            assert read(reader, part) == {ref.key: expected[ref.key] for ref in part}
+        assert len(made) == 1
+        reader.close()
+        assert len(read(reader, refs)) == 40, "it connects again after it was closed"
+        reader.close()
+        assert len(made) == 2
+
+    def test_what_was_not_read_to_its_end(self, store: Any) -> None:
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), map(bytes_of, range(40), [5_000] * 40))
+        reader = BlockReader(store.config, store.topic, stays_connected=True)
+        for _ in range(3):
+            begun = iter(reader.fetch(refs))
+            next(begun)
+            assert set(read(reader, refs[:9])) == {ref.key for ref in refs[:9]}, "while another reads"
+            del begun
+            with pytest.raises(DamagedBlock):
+                read(reader, [msgspec.structs.replace(refs[0], sha256=bytes(32)), *refs[1:]])
+            assert set(read(reader, refs)) == {ref.key for ref in refs}
+        reader.close()
+
+    def test_no_references(self, store: Any) -> None:
+        assert list(BlockReader({"bootstrap.servers": "127.0.0.1:1"}, store.topic).fetch([])) == []
+
+    def test_an_open_transaction_hides_no_block(self, store: Any) -> None:
+        orphan = Producer({**store.config, "transactional.id": store.pipeline})
+        orphan.init_transactions(LIMIT_S)
+        orphan.begin_transaction()
+        for partition in range(1, 5):
+            orphan.produce(store.topic.name, b"x", b"x", partition)
+        assert orphan.flush(LIMIT_S) == 0
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"a", b"b", b"c", b"d"])
+        assert len(read(BlockReader(store.config, store.topic), refs)) == 4
+        orphan.abort_transaction(LIMIT_S)
+
+    def test_a_block_of_an_operator_with_a_bad_name(self, store: Any) -> None:
+        with pytest.raises(InvariantViolation, match="well-formed"):
+            BlockWriter.connected(store.config, store.topic, 1, 0).write(block(b"", operator="a/b"), 0)
+
+
+class TestDamage:
+    @pytest.fixture
+    def refs(self, store: Any) -> list[BlockRef]:
+        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
+        return written(writer, [bytes_of(group, 100) for group in range(8)])
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"sha256": bytes(32)}, "not those that were written"),
+            ({"size": 3}, "not those that were written"),
+            ({"key": "block/1/1/other/0/0/0-ab"}, "another record lies there"),
+            ({"offset": 1}, "another record lies there"),
+            ({"offset": 2}, "is gone"),
+            ({"offset": 1_000_000}, "is gone"),
+        ],
+    )
+    def test_a_reference_that_does_not_fit(
+        self, store: Any, refs: list[BlockRef], change: dict[str, Any], message: str
+    ) -> None:
+        wrong = msgspec.structs.replace(refs[0], **change)
+        for idle_timeout_s in (1.0, 10.0, float(LIMIT_S)):  # what may yet come is waited for, as is a slow broker
+            with pytest.raises((DamagedBlock, BrokerUnavailable)) as damage:
+                read(BlockReader(store.config, store.topic, idle_timeout_s), [wrong, *refs[1:]])
+            if isinstance(damage.value, DamagedBlock):
+                break
+        assert isinstance(damage.value, DamagedBlock)
+        assert message in str(damage.value)
+        assert damage.value.ref == wrong
+        assert wrong.key in str(damage.value)
+
+    def test_garbage_under_a_right_digest(self, store: Any) -> None:
+        store.write("block/1/1/totals/0/0/0-ab", b"garbage", partition=1)
+        ref = BlockRef(1, 0, "block/1/1/totals/0/0/0-ab", 7, hashlib.sha256(b"garbage").digest())
+        with pytest.raises(DamagedBlock, match="single-object"):
+            read(BlockReader(store.config, store.topic), [ref])
+
+
+class TestTrouble:
+    @pytest.mark.exhaustive
+    def test_blocks_that_cannot_be_written(
+        self, stoppable: Any, new_store: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """While the broker is away writing returns at once; in the end the ticket tells, whenever it is looked at."""
+        cluster = stoppable
+        store = new_store(cluster.bootstrap_servers, topic_name)
+        (kept,) = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"before"])
+        monkeypatch.setattr(store_blocks, "DELIVERY_TIMEOUT_MS", 2_000)
+        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
+        cluster.broker.kill()
+        ticket = writer.write(block(b"lost"), 1)
+        assert (ticket.ref, writer.pending) == (None, 1), "whoever waits for the delivery knows that it failed"
+        writer.wait(LIMIT_S)
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailable, match=rf"Block {ticket.key} may not have been written"):
+                _ = ticket.ref
+        with pytest.raises(BrokerUnavailable, match=f"Block {kept.key}.*could not be read for 1 s"):
+            read(BlockReader(store.config, store.topic, idle_timeout_s=1.0), [kept])
+        cluster.broker.start()
+        after = delivered(writer, b"after")
+        assert read(BlockReader(store.config, store.topic), [kept, after]) == {kept.key: b"before", after.key: b"after"}
+
+    @pytest.mark.exhaustive
+    def test_a_broker_that_was_away(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
+        cluster = stoppable
+        store = new_store(cluster.bootstrap_servers, topic_name)
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"a", b"b", b"c", b"d"])
+        reader = BlockReader(store.config, store.topic, stays_connected=True)
+        assert len(read(reader, refs)) == 4
+        cluster.broker.kill()
+        cluster.broker.start()
+        assert len(read(reader, refs)) == 4
+        cluster.broker.kill()
+        second = BlockReader(store.config, store.topic, idle_timeout_s=1.0, stays_connected=True)
+        with pytest.raises(BrokerUnavailable, match="could not be read for 1 s"):
+            read(second, refs[1:])
+        cluster.broker.start()
+        for each in (reader, second):
+            assert len(read(each, refs)) == 4
+            each.close()
+
+    @pytest.mark.exhaustive
+    def test_waiting_is_bounded(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
+        cluster = stoppable
+        store = new_store(cluster.bootstrap_servers, topic_name)
+        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
+        cluster.broker.kill()
+        writer.write(block(b"body"), 1)
+        with pytest.raises(BrokerUnavailable, match="1 blocks were not written within 1 s"):
+            writer.wait(1.0)
+
+
+class TestCleaning:
+    def test_orphans(self, store: Any) -> None:
+        """A scan finds the blocks behind the given offsets that have no tombstone."""
+        before_ms = SystemClock().now_ms()
+        writer = BlockWriter.connected(store.config, store.topic, 1, 0)
+        log = store.living()
+        written(writer, [b"old"] * 8)
+        ends = log.end_offsets
+        refs = written(writer, [b"new"] * 8, checkpoint=2)
+        store.write("somebody else's", b"x", partition=2)
+        assert log.appended(blocks_dropped=refs[:3]) is Outcome.DONE
+        scanned = scan_blocks(store.config, store.topic, ends)
+        assert scanned.end_offsets == log.end_offsets
+        assert sorted(scanned.blocks, key=lambda ref: ref.key) == sorted(refs[3:], key=lambda ref: ref.key)
+        assert scanned.written_at_ms.keys() == {ref.key for ref in refs[3:]}
+        assert all(before_ms <= each <= SystemClock().now_ms() for each in scanned.written_at_ms.values())
+
+    def test_a_tombstone_counts_once_it_is_committed(self, store: Any) -> None:
+        """One of a transaction that is open, or was aborted, says nothing: the block is found, and dropped again."""
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"body"] * 4)
+        dropping = Producer({**store.config, "transactional.id": f"{store.pipeline}-x"})
+        dropping.init_transactions(LIMIT_S)
+        for end in (dropping.abort_transaction, dropping.commit_transaction):
+            dropping.begin_transaction()
+            for ref in refs:
+                dropping.produce(store.topic.name, None, ref.key, ref.partition)
+            assert dropping.flush(LIMIT_S) == 0
+            assert set(scan_blocks(store.config, store.topic, [0] * 5).blocks) == set(refs)
+            end(LIMIT_S)
+        until(lambda: not scan_blocks(store.config, store.topic, [0] * 5).blocks)  # markers take a moment
+
+    def test_dead_blocks(self, store: Any) -> None:
+        """A tombstoned block is dead, so is one before the first offset, and so are all if the topic is another."""
+        refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"body"] * 8)
+        log = store.living()
+        assert log.do(log.dead(refs)) == []
+        log.appended(blocks_dropped=[refs[0]])
+        assert log.do(log.dead(refs)) == [refs[0]]
+        store.remove_before(2, 1)
+        assert log.do(log.dead(refs)) == [refs[0], refs[1]]
+        Topics(ClientConfig(store.config)).delete(as_topic(store.topic))
+        assert log.do(log.dead(refs)) == refs
+        prepare_topic(store.config, store.pipeline)
+        assert log.do(log.dead(refs)) == refs
+
+
+@pytest.mark.slow
+class TestCompaction:
+    @pytest.fixture
+    def compacting(self, own_broker: Any, new_store: Any, topic_name: str) -> Any:
+        cluster = own_broker({"log.cleaner.backoff.ms": "50"})
+        store = new_store(cluster.bootstrap_servers, topic_name)
+        store.kafka.configure_topic(
+            store.topic.name, segment_bytes=1 << 20, min_cleanable_dirty_ratio=0.001, segment_ms=1000
+        )
+        return store
+
+    @pytest.mark.exhaustive
+    def test_references_stay_right_while_compaction_runs(self, compacting: Any) -> None:
+        store = compacting
+        log, writer = store.living(), BlockWriter.connected(store.config, store.topic, 1, 0)
+        reader = BlockReader(store.config, store.topic)
+        bodies = [bytes_of(group, 150_000) for group in range(120)]
+        refs = written(writer, bodies)
+        live, dropped = refs[::5], [ref for place, ref in enumerate(refs) if place % 5]
+        expected = {ref.key: body for ref, body in list(zip(refs, bodies, strict=True))[::5]}
+        errors: list[BaseException] = []
+        done = threading.Event()
+
+        def restore() -> None:
+            try:
+                while not done.is_set():
+                    assert read(reader, live) == expected
+            except BaseException as error:
+                errors.append(error)
+
+        restoring = threading.Thread(target=restore)
+        restoring.start()
+        try:
+            assert log.appended(blocks_dropped=dropped) is Outcome.DONE
+            _until_compacted(store, writer, reader, dropped)
+        finally:
+            done.set()
+            restoring.join()
+        assert errors == []
+        assert read(reader, live) == expected
+        for ref in dropped[:4]:
+            with pytest.raises(DamagedBlock, match="is gone") as damage:
+                read(reader, [*live, ref])
+            assert damage.value.ref == ref
+
+    @pytest.mark.exhaustive
+    def test_the_decision_log_is_read_over_its_gaps(self, compacting: Any) -> None:
+        store = compacting
+        log = store.living()
+        wide = {"fingerprint": "f" * 20_000}
+        for checkpoint in range(150):
+            log.appended(store.manifest(checkpoint, **wide))
+            dropped = [checkpoint - 3] if checkpoint >= 3 else []
+            log.appended(store.mark(checkpoint), manifests_dropped=dropped)
+        until(lambda: _manifests_left(store, log.end_offsets[0]) <= 75, meanwhile=log.beaten)
+        history = store.opened().history
+        assert history.retained == [store.manifest(checkpoint, **wide) for checkpoint in (147, 148, 149)]
+        assert sorted(history.finalized) == [147, 148, 149]
+        assert (history.unfinalized, history.damaged) == (None, {})
+
+
+def _until_compacted(store: Any, writer: BlockWriter, reader: BlockReader, dropped: list[BlockRef]) -> None:
+    """Wait until the broker has removed the first of *dropped* from every partition, rolling segments meanwhile."""
+    firsts = {ref.partition: ref for ref in reversed(dropped)}
+
+    def gone() -> bool:
+        written(writer, [b"roll"] * 4, checkpoint=time.monotonic_ns())
+        for partition, ref in list(firsts.items()):
+            try:
+                read(reader, [ref])
+            except DamagedBlock:
+                del firsts[partition]
+        return not firsts
+
+    until(gone)
+
+
+def _nothing_damaged(first: int, behind: int) -> None:
+    raise AssertionError(f"offsets {first} to {behind - 1} are damaged")
+
+
+def _manifests_left(store: Any, end: int) -> int:
+    records = read_range(store.config, store.topic.name, 0, 0, end, "read_uncommitted", _nothing_damaged)
+    return sum(1 for each in records if each.value() and (each.key() or b"").startswith(b"manifest/"))

@@ -1,0 +1,436 @@
+"""The decision log on a real broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import KafkaException, Producer
+from waiting import until
+
+from exactlyonce.checkpoint import decision_log
+from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.records.committable import coordinator_id
+from exactlyonce.checkpoint.records.encoding import encode
+from exactlyonce.checkpoint.records.history import SILENCE_MS
+from exactlyonce.checkpoint.records.manifest import BlockRef, Finalized, OrderLog, Repair
+from exactlyonce.checkpoint.requests import drive
+from exactlyonce.checkpoint.transactions import transactional_writer
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.connectors.kafka import client as store_client
+from exactlyonce.connectors.kafka.checkpoint_topic import log_reader
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower, read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, InvariantViolation, TopicError, Undetermined
+from exactlyonce.testing.cluster import LIMIT_S
+from tests.checkpoint.conftest import COMMITTABLE
+
+pytestmark = pytest.mark.broker
+
+
+class TestLives:
+    def test_the_first_incarnation(self, store: Any) -> None:
+        log = store.opened()
+        assert (log.history.latest, log.history.incarnation_latest) == (None, 0)
+        assert log.do(log.begin("here", 1)) == store.incarnation(1)
+
+    def test_what_an_incarnation_decided_is_what_the_next_one_reads(self, store: Any) -> None:
+        first = store.living()
+        assert first.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
+        assert first.appended(store.manifest(1)) is Outcome.DONE
+        second = store.opened()
+        assert second.history.manifests == {0: store.manifest(0), 1: store.manifest(1)}
+        assert second.history.finalized == {0: store.mark(0)}
+        assert second.history.unfinalized == store.manifest(1)
+        assert second.history.damaged == {}
+        assert second.do(second.begin("there", 2)).incarnation == 2
+        assert first.history.manifests == second.history.manifests
+
+    def test_every_kind_of_record_survives(self, store: Any) -> None:
+        log = store.living()
+        manifest = store.manifest(1, committables=(COMMITTABLE,))
+        repair = Repair(1, 1, 1, "eo:p:out:0:1.0:0", COMMITTABLE)
+        assert log.appended(manifest) is Outcome.DONE
+        assert log.appended(repair) is Outcome.DONE
+        store.clock.advance(11_000)
+        assert log.beaten(fenced_below=1) is Outcome.DONE
+        read = read_history(store.config, store.pipeline)
+        assert read.repairs_of(1) == [repair]
+        assert read.newest_incarnation == log.history.newest_incarnation
+        assert read.newest_incarnation is not None
+        assert read.newest_incarnation.heartbeat_ms - read.newest_incarnation.started_at_ms == 11_000
+        assert store.living("there", 2).incarnation.fenced_below == 1
+
+    def test_an_append_carries_a_heartbeat_when_one_is_due(self, store: Any) -> None:
+        log = store.living()
+        beat = log.history.newest_incarnation
+        log.appended(store.manifest(0), store.mark(0))
+        assert log.history.newest_incarnation == beat
+        store.clock.advance(5_000)
+        log.appended(store.manifest(1))
+        assert log.history.newest_incarnation.heartbeat_ms == beat.heartbeat_ms + 5_000
+
+    def test_an_incarnation_that_has_ended(self, store: Any) -> None:
+        log = store.living()
+        now_ms = store.clock.now_ms()
+        read = read_history(store.config, store.pipeline)
+        assert read.living(now_ms + SILENCE_MS - 1) == log.history.newest_incarnation
+        assert read.living(now_ms + SILENCE_MS) is None
+        assert log.beaten(ended=True) is Outcome.DONE
+        read = read_history(store.config, store.pipeline)
+        assert read.newest_incarnation == msgspec.structs.replace(store.incarnation(1), ended=True)
+        assert read.living(now_ms) is None
+        assert not store.living().history.newest_incarnation.ended
+
+    def test_old_incarnations_are_forgotten(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(decision_log, "INCARNATIONS_KEPT", 2)
+        for number in range(1, 5):
+            assert store.living().history.incarnation_latest == number
+        assert sorted(read_history(store.config, store.pipeline).incarnations) == [3, 4]
+
+    def test_an_incarnation_goes_on_in_another_process(self, store: Any) -> None:
+        first, second = store.living(), store.opened()
+        assert second.resume(1) == store.incarnation(1)
+        with pytest.raises(Fenced):
+            first.appended(store.manifest(0))
+        assert second.appended(store.manifest(0)) is Outcome.DONE
+        seen = store.seen()
+        assert seen is not None
+        assert seen.manifests == {0: store.manifest(0)}
+        assert second.appended(store.mark(0)) is Outcome.DONE
+        store.living()
+        with pytest.raises(Fenced, match="Incarnation 2"):
+            store.opened().resume(1)
+
+    def test_a_log_that_has_not_begun_writes_nothing(self, store: Any) -> None:
+        log = store.opened()
+        with pytest.raises(InvariantViolation, match="before the incarnation has begun"):
+            log.appended(store.manifest(0))
+        log.do(log.begin("here", 1))
+        with pytest.raises(InvariantViolation, match="of its own"):
+            log.appended(store.manifest(0, incarnation=7))
+
+    def test_a_refused_decision_leaves_the_log_usable(self, store: Any) -> None:
+        log = store.living()
+        assert log.appended(store.manifest(3)) is Outcome.DONE
+        with pytest.raises(InvariantViolation, match="only grow"):
+            log.appended(store.manifest(3))
+        assert log.appended(store.mark(3)) is Outcome.DONE
+        assert list(read_history(store.config, store.pipeline).manifests) == [3]
+
+    def test_the_partition_count_is_frozen(self, store: Any) -> None:
+        """Partitions that somebody adds later are not used: blocks stay where they are looked for."""
+        store.living().appended(store.manifest(0))
+        store.kafka.add_partitions(store.topic.name, 9)
+        grown = prepare_topic(store.config, store.pipeline)
+        log = DecisionLog(store.pipeline, grown, SystemClock())
+        drive(log.open(), LogRequests(ClientConfig(store.config), grown))
+        assert (grown.partitions, log.topic.partitions) == (9, 5)
+
+
+class TestFencing:
+    def test_an_older_coordinator_is_fenced_by_name(self, store: Any) -> None:
+        old = store.living("old", 1)
+        old.appended(store.manifest(0), store.mark(0))
+        new = store.living("new-host", 4711)
+        with pytest.raises(Fenced, match=r"Incarnation 2 .*process 4711 on new-host.* from incarnation 1"):
+            old.appended(store.manifest(1))
+        with pytest.raises(Fenced):
+            old.appended(store.manifest(1))
+        assert new.appended(store.manifest(1, incarnation=2, parallelism=5)) is Outcome.DONE
+        assert read_history(store.config, store.pipeline).manifests[1].parallelism == 5
+
+    def test_a_coordinator_fenced_before_the_other_has_recorded_itself(self, store: Any) -> None:
+        old = store.living()
+        store.opened()
+        with pytest.raises(Fenced, match="newer instance is starting"):
+            old.beaten()
+
+    @pytest.mark.exhaustive
+    def test_a_coordinator_whose_transaction_timed_out(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(transactional_writer, "TRANSACTION_TIMEOUT_MS", 5_000)
+        log, transactions = store.living(), Transactions(ClientConfig(store.config))
+        assert log.do(log.produce(store.manifest(0)))
+        name = coordinator_id(store.pipeline)
+        until(lambda: (state := transactions.describe([name])[name]) and state.state == "CompleteAbort", pause_s=0.1)
+        with pytest.raises(Undetermined, match="took too long"):
+            log.do(log.commit())
+        assert store.living().history.manifests == {}
+
+    @pytest.mark.exhaustive
+    def test_a_coordinator_killed_between_produce_and_commit(self, store: Any) -> None:
+        with within_an_append(store, "wait") as victim:
+            victim.kill()
+        assert store.seen() is None, "not known yet"
+        log = store.opened()
+        assert (log.history.incarnation_latest, log.history.manifests) == (1, {})
+        assert log.do(log.begin("here", 1)).incarnation == 2
+        assert log.appended(store.manifest(0, incarnation=2)) is Outcome.DONE
+
+    def test_a_coordinator_that_was_stopped_within_an_append(self, store: Any) -> None:
+        with within_an_append(store, "stop") as zombie:
+            os.waitid(os.P_PID, zombie.pid, os.WSTOPPED | os.WNOWAIT)
+            assert store.living("new", 2).history.manifests == {}
+            zombie.send_signal(signal.SIGCONT)
+            assert zombie.stdout is not None
+            said = next(line for line in zombie.stdout if line != "produced\n")  # the end may be asked again
+            assert said.startswith("Fenced: Incarnation 2")
+        assert read_history(store.config, store.pipeline).manifests == {}
+
+
+@contextmanager
+def within_an_append(store: Any, then: str) -> Iterator[subprocess.Popen[str]]:
+    """A coordinator that has produced and not committed yet, and waits, or is stopped; it is killed in the end."""
+    command = [sys.executable, "-c", BROKEN_OFF_APPEND, store.config["bootstrap.servers"], store.pipeline, then]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "produced"
+        yield process
+    finally:
+        process.kill()
+        process.wait(LIMIT_S)
+
+
+BROKEN_OFF_APPEND = """
+import os, signal, sys
+from exactlyonce.checkpoint.decision_log import DecisionLog
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.requests import EndTransaction, Together, answered, drive
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
+from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline.errors import Fenced
+
+config, pipeline = {"bootstrap.servers": sys.argv[1]}, sys.argv[2]
+topic = find_topic(config, pipeline)
+log, requests = DecisionLog(pipeline, topic, SystemClock()), LogRequests(ClientConfig(config), topic)
+interrupted = False
+
+def perform(request):
+    if isinstance(request, Together):
+        return tuple(answered(each, perform) for each in request.requests)
+    if interrupted and isinstance(request, EndTransaction):
+        print("produced", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP) if sys.argv[3] == "stop" else signal.pause()
+    return requests(request)
+
+drive(log.open(), perform)
+drive(log.begin("victim", os.getpid()), perform)
+interrupted = True
+manifest = Manifest(
+    pipeline=pipeline, checkpoint=0, incarnation=1, attempt=0, kind="initial", base=0, previous=0, triggered_at_ms=0,
+    completed_at_ms=0, fingerprint="", max_parallelism=1, parallelism=1, block_partitions=5, block_end_offsets=(),
+    written_bytes=0, offsets=(), operators=(), order_logs=(), committables=(), sinks=(),
+)
+try:
+    print(drive(log.append(manifest), perform))
+except Fenced as error:
+    print("Fenced:", error, flush=True)
+"""
+
+
+class TestOutcomes:
+    def test_what_the_broker_refuses_is_not_written(self, store: Any) -> None:
+        log = store.living()
+        store.kafka.configure_topic(store.topic.name, max_message_bytes="2000")
+        with pytest.raises(KafkaException, match="MSG_SIZE_TOO_LARGE"):
+            _write_on(store, bytes(3_000))
+        wide = store.manifest(0, committables=(COMMITTABLE,) * 100)
+        assert log.appended(wide) is Outcome.NOT_WRITTEN
+        assert log.refusal
+        assert log.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
+        assert read_history(store.config, store.pipeline).manifests == {0: store.manifest(0)}
+
+    @pytest.mark.exhaustive
+    def test_a_broker_that_is_gone_before_the_append(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
+        cluster = stoppable
+        store = new_store(cluster.bootstrap_servers, topic_name)
+        log = store.living()
+        cluster.broker.kill()
+        log.append_timeout_ms = 1_000
+        assert log.appended(store.manifest(0)) is Outcome.NOT_WRITTEN
+        cluster.broker.start()
+        log.append_timeout_ms = 60_000
+        assert log.appended(store.manifest(0, parallelism=3)) is Outcome.DONE
+        assert store.opened().history.manifests == {0: store.manifest(0, parallelism=3)}
+
+    @pytest.mark.exhaustive
+    def test_a_broker_that_is_away_for_a_moment(self, stoppable: Any, new_store: Any, topic_name: str) -> None:
+        cluster = stoppable
+        store = new_store(cluster.bootstrap_servers, topic_name)
+        log = store.living()
+        assert log.appended(store.manifest(0), store.mark(0)) is Outcome.DONE
+        cluster.broker.kill()
+        cluster.broker.start()
+        assert log.appended(store.manifest(1)) is Outcome.DONE
+        assert list(store.opened().history.manifests) == [0, 1]
+
+
+class TestDamage:
+    def test_garbage_on_the_newest_manifest(self, store: Any) -> None:
+        log = store.living()
+        log.appended(store.manifest(0), store.mark(0))
+        log.appended(store.manifest(1))
+        store.write("manifest/1", b"\xc3\x01garbage")
+        history = store.opened().history
+        assert "SHA-256" in history.damaged["manifest/1"]
+        assert list(history.manifests) == [0]
+        with pytest.raises(Halt, match="manifest/1"):
+            history.halt_if_damaged()
+
+    def test_a_manifest_that_somebody_else_wrote(self, store: Any) -> None:
+        store.living().appended(store.manifest(0), store.mark(0))
+        store.write("manifest/9", encode(store.manifest(9)))
+        assert list(store.opened().history.damaged) == ["manifest/9"]
+
+    def test_a_tombstone_that_somebody_else_wrote(self, store: Any) -> None:
+        log = store.living()
+        log.appended(store.manifest(0), store.mark(0))
+        log.appended(store.manifest(1), store.mark(1))
+        store.write("manifest/1", None)
+        with pytest.raises(Halt, match="its manifest is gone"):
+            store.opened().history.halt_if_damaged()
+
+    def test_an_orphaned_transaction_hides_nothing_silently(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        store.living()
+        orphan = Producer({**store.config, "transactional.id": store.pipeline})
+        orphan.init_transactions(LIMIT_S)
+        orphan.begin_transaction()
+        orphan.produce(store.topic.name, b"x", b"x", 0)
+        assert orphan.flush(LIMIT_S) == 0
+        with monkeypatch.context() as patched:
+            patched.setattr(decision_log, "STABLE_TIMEOUT_MS", 1_000)
+            with pytest.raises(Halt, match="has an open transaction at offset 2"):
+                store.opened()
+        orphan.abort_transaction(LIMIT_S)
+        assert store.opened().history.damaged == {}
+
+    def test_deleted_first_records(self, store: Any) -> None:
+        log = store.living()
+        log.appended(store.manifest(0), store.mark(0))
+        end = log.end_offsets[0]
+        store.remove_before(0, end)
+        with pytest.raises(Halt, match=f"begins at offset {end} and holds no manifest"):
+            store.opened()
+
+
+class TestCleaning:
+    def test_a_dropped_manifest_goes_with_all_that_belongs_to_it(self, store: Any) -> None:
+        log = store.living()
+        log.appended(store.manifest(0, committables=(COMMITTABLE,)))
+        log.appended(Repair(0, 1, 1, "lost", COMMITTABLE))
+        log.appended(Finalized(0, 1, 0, (("eo:p:out:0:1.0:0", "repaired"),)))
+        log.appended(store.manifest(1))
+        assert log.appended(store.mark(1), manifests_dropped=[0]) is Outcome.DONE
+        for history in (log.history, read_history(store.config, store.pipeline)):
+            assert (list(history.manifests), list(history.finalized), history.repairs_of(0)) == ([1], [1], [])
+            assert history.damaged == {}
+
+    def test_a_block_that_a_manifest_names_is_not_dropped(self, store: Any) -> None:
+        ref = BlockRef(1, 0, "block/1/0/totals/0/0/0-ab", 3, b"x" * 32)
+        log = store.living()
+        log.appended(store.manifest(0, order_logs=(OrderLog("totals", 0, (ref,)),)), store.mark(0))
+        with pytest.raises(InvariantViolation, match="must not be dropped"):
+            log.appended(store.manifest(1), blocks_dropped=[ref])
+        log.appended(store.manifest(1))
+        assert log.appended(store.mark(1), manifests_dropped=[0], blocks_dropped=[ref]) is Outcome.DONE
+        assert log.do(log.dead([ref])) == [ref]
+
+
+class TestLooking:
+    def test_looking_fences_nobody(self, store: Any) -> None:
+        log = store.living()
+        log.appended(store.manifest(0), store.mark(0))
+        assert read_history(store.config, store.pipeline).latest == store.manifest(0)
+        assert log.appended(store.manifest(1)) is Outcome.DONE
+
+    def test_looking_for_a_pipeline_that_is_not_there(self, kafka: Any, topic_name: str) -> None:
+        with pytest.raises(TopicError, match=f"{topic_name} has no checkpoints"):
+            read_history({"bootstrap.servers": kafka.bootstrap_servers}, topic_name)
+
+    def test_a_closed_log(self, store: Any) -> None:
+        log = store.living()
+        log.close()
+        with pytest.raises(BrokerUnavailable, match="closed"):
+            log.appended(store.manifest(0))
+
+
+def _write_on(store: Any, value: bytes) -> None:
+    """Write *value* again and again, until a changed setting of the topic is in force."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        store.write("again", value, partition=4)
+
+
+class TestFollowing:
+    def test_each_look_reads_what_came_since(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        starts: list[int | None] = []
+        real = log_reader.read_log
+
+        def read_log(config: Any, topic: str, end: int, start: int | None = None) -> Any:
+            starts.append(start)
+            return real(config, topic, end, start)
+
+        monkeypatch.setattr(log_reader, "read_log", read_log)
+        follower = LogFollower(store.config, store.pipeline)
+        assert follower.look().newest_incarnation is None
+        log = store.living()
+        for checkpoint in range(3):
+            assert log.appended(store.manifest(checkpoint)) is Outcome.DONE
+            assert log.appended(store.mark(checkpoint)) is Outcome.DONE
+            assert follower.look().manifests == read_history(store.config, store.pipeline).manifests
+        starts.clear()
+        follower.look()
+        assert starts == [], "nothing is new"
+        assert log.beaten(ended=True) is Outcome.DONE
+        newest = follower.look().newest_incarnation
+        assert newest is not None
+        assert newest.ended
+        (start,) = starts
+        assert start, "what was read is not read again"
+
+    def test_a_topic_that_is_gone_or_made_anew(self, store: Any) -> None:
+        store.living()
+        follower = LogFollower(store.config, store.pipeline)
+        assert follower.look().incarnation_latest == 1
+        admin, name = store.kafka.admin(), store.topic.name
+        admin.delete_topics([name])[name].result(LIMIT_S)
+        until(lambda: follower.look().incarnation_latest == 0)
+        prepare_topic(store.config, store.pipeline)
+        assert follower.look().newest_incarnation is None
+
+    def test_a_topic_that_is_deleted_during_a_look(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        log = store.living()
+        follower = LogFollower(store.config, store.pipeline)
+        assert follower.look().incarnation_latest == 1
+        assert log.beaten() is Outcome.DONE
+        real, admin, name = log_reader.read_log, store.kafka.admin(), store.topic.name
+
+        def read_log(*place: Any) -> Any:
+            admin.delete_topics([name])[name].result(LIMIT_S)
+            prepare_topic(store.config, store.pipeline)
+            return real(*place)
+
+        monkeypatch.setattr(log_reader, "read_log", read_log)
+        assert follower.look().incarnation_latest == 0
+
+    def test_the_first_look_connects(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(store_client, "REQUEST_TIMEOUT_S", 0.1)
+        follower = LogFollower({"bootstrap.servers": "127.0.0.1:1"}, "p")
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailable):
+                follower.look()

@@ -1,0 +1,106 @@
+"""The checkpoint topic: made as it must be, or refused."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]  # its stubs hide some
+
+from exactlyonce.connectors.kafka.checkpoint_topic import topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import NEEDS, find_topic, min_insync_needed, prepare_topic
+from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
+
+GOOD = {need.setting.replace(".", "_"): need.value for need in NEEDS}
+
+
+def config(kafka: Any) -> dict[str, Any]:
+    return {"bootstrap.servers": kafka.bootstrap_servers}
+
+
+@pytest.mark.broker
+class TestTopic:
+    def test_a_missing_topic_is_created_as_it_must_be(self, kafka: Any, topic_name: str) -> None:
+        made = prepare_topic(config(kafka), topic_name, partitions=3)
+        assert (made.name, made.partitions) == (f"{topic_name}.checkpoints", 3)
+        resource = ConfigResource(ResourceType.TOPIC, made.name)
+        admin = AdminClient(config(kafka))
+        found = admin.describe_configs([resource])[resource].result()
+        assert {need.setting: found[need.setting].value for need in NEEDS} == {n.setting: n.value for n in NEEDS}
+        assert prepare_topic(config(kafka), topic_name, partitions=7) == made
+        assert find_topic(config(kafka), topic_name) == made
+
+    def test_two_instances_that_start_at_once(self, kafka: Any, topic_name: str) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            first, second = pool.map(lambda _: prepare_topic(config(kafka), topic_name), range(2))
+        assert first == second
+
+    def test_a_setting_that_brokers_have_yet_to_learn(
+        self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As right behind an AlterConfigs, also of another instance's; one that stays wrong is refused."""
+        real, stale = topic._settings, iter(range(2))
+
+        def lagging(*known: Any) -> dict[str, str]:
+            found = real(*known)
+            return found | {"min.insync.replicas": "2"} if next(stale, None) is not None else found
+
+        made = prepare_topic(config(kafka), topic_name)
+        monkeypatch.setattr(topic, "_settings", lagging)
+        assert prepare_topic(config(kafka), topic_name) == made
+        assert next(stale, None) is None
+        stale = iter(range(1_000_000))
+        monkeypatch.setattr(topic, "_SETTLING_S", 0.0)
+        with pytest.raises(TopicError, match=r"min.insync.replicas is 2, must be <= 1"):
+            prepare_topic(config(kafka), topic_name)
+
+    @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+    def test_a_topic_that_deletes_is_refused(self, kafka: Any, topic_name: str, policy: str) -> None:
+        kafka.create_topic(f"{topic_name}.checkpoints", 5, **GOOD | {"cleanup_policy": policy})
+        with pytest.raises(TopicError) as refused:
+            prepare_topic(config(kafka), topic_name)
+        assert f"cleanup.policy is {policy}, must be = compact" in str(refused.value)
+        assert f"--entity-name {topic_name}.checkpoints --add-config cleanup.policy=compact" in str(refused.value)
+
+    @pytest.mark.parametrize(
+        ("setting", "value"),
+        [
+            ("segment_bytes", 1 << 30),
+            ("segment_ms", 3_600_000),
+            ("delete_retention_ms", 60_000),
+            ("min_cleanable_dirty_ratio", 0.5),
+            ("max_compaction_lag_ms", 1 << 60),
+            ("max_message_bytes", 1_048_588),
+            ("unclean_leader_election_enable", "true"),
+        ],
+    )
+    def test_other_settings_that_are_not_safe(self, kafka: Any, topic_name: str, setting: str, value: object) -> None:
+        kafka.create_topic(f"{topic_name}.checkpoints", 5, **GOOD | {setting: value})
+        with pytest.raises(TopicError, match=rf"{setting.replace('_', '.')} is {value}, must be"):
+            prepare_topic(config(kafka), topic_name)
+
+    def test_a_topic_of_one_partition_is_refused(self, kafka: Any, topic_name: str) -> None:
+        """Decisions and blocks need different partitions."""
+        kafka.create_topic(f"{topic_name}.checkpoints", 1, **GOOD)
+        with pytest.raises(TopicError, match="has 1 partition"):
+            prepare_topic(config(kafka), topic_name)
+
+
+class TestNoBroker:
+    def test_nobody_listens(self) -> None:
+        with pytest.raises(BrokerUnavailable, match=r"No broker answers at 127\.0\.0\.1:1: .*Connection refused"):
+            prepare_topic({"bootstrap.servers": "127.0.0.1:1"}, "p")
+
+    @pytest.mark.exhaustive
+    def test_somebody_else_listens(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = {"bootstrap.servers": f"127.0.0.1:{server.getsockname()[1]}"}
+            with pytest.raises(BrokerUnavailable, match="No broker answers at"):
+                prepare_topic(address, "p")
+
+
+def test_replicas_that_must_be_in_sync() -> None:
+    """From three replicas on, one may be away and no more: neither decisions nor progress are lost with a broker."""
+    assert [min_insync_needed(replicas) for replicas in (1, 2, 3, 5)] == [1, 1, 2, 4]

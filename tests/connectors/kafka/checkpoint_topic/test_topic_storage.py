@@ -1,0 +1,58 @@
+"""The checkpoint topic as a block storage, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Producer
+
+from exactlyonce.checkpoint.block_storage import BlockStorage
+from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.transactions.broker_answers import Outcome
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import TopicStorage
+from exactlyonce.testing.cluster import LIMIT_S
+from exactlyonce.testing.storage_contract import BlockStorageContract
+
+pytestmark = pytest.mark.broker
+
+
+class TestTopicStorage(BlockStorageContract):
+    beginning = (0,) * 5
+    in_topic = True
+    stays_connected = False
+    # A topic is away where its broker is: tests/engines/test_broker_faults.py.
+    test_a_storage_that_is_away_is_waited_for: Any = None
+    test_who_waits_looks_meanwhile: Any = None
+    test_reading_while_it_is_away: Any = None
+
+    @pytest.fixture(autouse=True)
+    def _topic(self, store: Any) -> None:
+        self.store = store
+
+    def storage(self) -> BlockStorage:
+        return TopicStorage(self.store.config, self.store.topic, stays_connected=self.stays_connected)
+
+    def decided(self, refs: Sequence[BlockRef]) -> None:
+        assert self.store.living().appended(blocks_dropped=refs) is Outcome.DONE
+
+    def laid(self, key: str, value: bytes) -> tuple[int, int]:
+        lies: list[Any] = []
+        producer = Producer(self.store.config)
+        topic = self.store.topic.name
+        producer.produce(
+            topic, value, key, 2, on_delivery=lambda _, each: lies.append((each.partition(), each.offset()))
+        )
+        assert producer.flush(LIMIT_S) == 0
+        partition, offset = lies[0]
+        return partition, offset
+
+    def lost(self, ref: BlockRef) -> BlockRef:
+        return msgspec.structs.replace(ref, offset=ref.offset + 1_000_000)
+
+
+@pytest.mark.exhaustive
+class TestTopicStorageThatStaysConnected(TestTopicStorage):
+    stays_connected = True

@@ -1,0 +1,60 @@
+"""Backfill, catch-up, audit and replay from a program, on the session that it has."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from exactlyonce.engines.spark.bounded_work import audit, backfill, catch_up, replay
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.testing.cluster import KafkaCluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+MODULE = """\
+from exactlyonce import Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+pipeline = Pipeline("{name}")
+pipeline.source("in", KafkaSource("{name}-in", value=int)).map(double).sink("out", KafkaSink("{name}-out"))
+"""
+
+
+def test_a_notebook_does_what_the_commands_do(
+    spark: SparkSession, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "doubling.py").write_text(MODULE.format(name=topic_name))
+    monkeypatch.syspath_prepend(tmp_path)
+    pipeline = importlib.import_module("doubling").pipeline
+    given: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "staging": tmp_path / "staging"}
+    kafka.create_topic(f"{topic_name}-in", 2)
+    kafka.create_topic(f"{topic_name}-out", 2)
+    with pytest.raises(ConfigError, match="has no checkpoint to go on from: begin with `exactlyonce backfill"):
+        catch_up(spark, pipeline, **given)
+    with pytest.raises(ConfigError, match="parallelism is '2': write a whole number"):
+        backfill(spark, pipeline, parallelism="2", **given)
+    kafka.produce(f"{topic_name}-in", [str(number) for number in range(10)])
+    done = backfill(spark, pipeline, **given)
+    assert (done.records, done.records_out, done.checkpoints) == (10, 10, 1)
+    kafka.produce(f"{topic_name}-in", [str(number) for number in range(10, 15)])
+    more = catch_up(spark, "doubling:pipeline", parallelism=1, **given)
+    assert (more.records, more.parallelism) == (5, 1)
+    values = sorted(int(record.value or b"") for record in kafka.read_committed(f"{topic_name}-out"))
+    assert values == [2 * number for number in range(15)]
+    report = audit(spark, pipeline, **given)
+    assert (report.findings, report.records_out, len(report.checkpoints)) == ([], 15, 2)
+    replayed = replay(spark, pipeline, more.manifest.checkpoint, into=f"{topic_name}-again", **given)
+    assert (replayed.agrees, replayed.records, replayed.produced) == (True, 5, 5)
+    assert len(kafka.read_committed(f"{topic_name}-again")) == 5

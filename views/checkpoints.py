@@ -1,0 +1,84 @@
+"""The checkpoints of a pipeline, or of a sink of Spark: what each was made of, and whether it can be restored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines.blocks import Storages
+from exactlyonce.views.unclaimed_blocks import standing
+
+
+@dataclass(frozen=True)
+class CheckpointView:
+    """One checkpoint."""
+
+    manifest: Manifest
+    finalized: Finalized | None
+    damage: str = ""
+    """Why nothing can be restored from it; empty: nothing is known to stand in the way."""
+
+    @property
+    def state(self) -> str:
+        """Either "damaged", or "finalized" once all of it is known to be committed, or "decided"."""
+        return "damaged" if self.damage else "finalized" if self.finalized else "decided"
+
+    @property
+    def duration_ms(self) -> int:
+        """From its trigger to its completion."""
+        return max(0, self.manifest.completed_at_ms - self.manifest.triggered_at_ms)  # clocks may be set back
+
+    @property
+    def bytes_in_flight(self) -> int | None:
+        """Size of the records between operators; None: the manifest names lists of them, which are not read."""
+        logs = self.manifest.channel_logs
+        return None if any(log.indexed for log in logs) else sum(ref.size for log in logs for ref in log.blocks)
+
+    def fate(self, name: str) -> str:
+        """The fate of one of its committables, by transactional id or name."""
+        return dict(self.finalized.fates).get(name, "empty") if self.finalized else "decided"
+
+    @property
+    def fates(self) -> Counter[str]:
+        """How many of its committables have each fate."""
+        names = [committable.transactional_id for committable in self.manifest.committables]
+        return Counter(map(self.fate, [*names, *(committable.name for committable in self.manifest.staged)]))
+
+
+@dataclass(frozen=True)
+class CheckpointsView:
+    """All that are retained, oldest first."""
+
+    history: History
+    damaged: dict[int, str] = field(default_factory=dict)
+    """Why a checkpoint cannot be restored, by its number."""
+
+    @property
+    def checkpoints(self) -> list[CheckpointView]:
+        """Each checkpoint with what is known of it."""
+        finalized = self.history.finalized
+        return [
+            CheckpointView(manifest, finalized.get(manifest.checkpoint), self.damaged.get(manifest.checkpoint, ""))
+            for manifest in self.history.retained
+        ]
+
+    @property
+    def is_spark_sink(self) -> bool:
+        """Whether they are those of a sink of Spark."""
+        return self.history.latest is not None and self.history.latest.is_spark_sink
+
+
+def checkpoints(config: ClientConfig, pipeline: str) -> CheckpointsView:
+    """The checkpoints of *pipeline*. Damage is known as far as indexes show: no state is read."""
+    history = read_history(config.confluent(), pipeline)
+    with closing(Storages(config, find_topic(config.confluent(), pipeline))) as storages:
+        references = standing(storages, history)
+    damaged = {checkpoint: why for checkpoint, why in references.items() if isinstance(why, str)}
+    left = read_history(config.confluent(), pipeline).manifests if damaged else {}  # what has expired is not damaged
+    return CheckpointsView(history, {checkpoint: why for checkpoint, why in damaged.items() if checkpoint in left})

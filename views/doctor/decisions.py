@@ -1,0 +1,77 @@
+"""The decision log: whether it is there and whole, and whether its newest checkpoint was brought to its end."""
+
+from __future__ import annotations
+
+from exactlyonce.checkpoint.records.history import History
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.engines.ending.waiting import unfinalized_committables
+from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.sizes import counted
+from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
+from exactlyonce.views.doctor.subject import Subject
+
+
+def check_decisions(subject: Subject, findings: Findings) -> None:
+    """Look at what was read of the log."""
+    traces, topic = subject.traces, subject.checkpoint_topic
+    if traces.topic is None:
+        gone = bool(traces.transactions)
+        findings.add(
+            "decisions",
+            f"There is no topic {topic}, " + ("though the brokers know transactions of the pipeline: it was deleted"
+            if gone else "for the pipeline has not run yet"),
+            level=PROBLEM if gone else NOTE,
+            do=f"restore the topic from a replica or a backup, or `exactlyonce reset {subject.name}`" if gone
+            else "nothing: the first run makes it",
+        )  # fmt: skip
+        return
+    if subject.history is None:
+        findings.add(
+            "decisions", f"{topic} cannot be read as a log of decisions: {traces.unreadable}",
+            whose="the checkpoint topic's", do="as it says; transactions, inputs and blocks are not compared with it",
+        )  # fmt: skip
+        return
+    findings.checked.append(f"decisions in {topic}")
+    _damage(subject, subject.history, findings)
+    if subject.history.unfinalized is not None:
+        _unfinalized(subject, subject.history, subject.history.unfinalized, findings)
+
+
+def _damage(subject: Subject, history: History, findings: Findings) -> None:
+    fatal = ""
+    try:
+        history.halt_if_damaged()
+    except Halt as error:
+        fatal = str(error)
+    for key, why in history.damaged.items():
+        findings.add(
+            "decisions", f"{subject.checkpoint_topic}[0] is damaged at {key}: {why}",
+            whose=fatal or "an older decision, which a run does without",
+            do="restore the topic from a replica or a backup, and look at the disks of the brokers" if fatal
+            else "look at the disks of the brokers; it goes when its checkpoint expires",
+        )  # fmt: skip
+
+
+def _unfinalized(subject: Subject, history: History, manifest: Manifest, findings: Findings) -> None:
+    """A checkpoint that is decided, and whose output may not be visible yet."""
+    decided = [each for each in subject.waiting or () if each.is_decided]
+    count = len(unfinalized_committables(history)) + len(manifest.staged)
+    runs, now_ms = subject.sign_of_life, subject.now_ms
+    lefts = [left for each in decided if (left := each.left_ms(now_ms)) is not None]
+    lost = [each for each in decided if each.state in ("CompleteAbort", "Dead", "gone")]
+    age = shown_duration(max(0, now_ms - manifest.completed_at_ms))
+    what = (
+        f"Checkpoint {manifest.checkpoint} was decided {age} ago and is not finalized: "
+        f"{counted(manifest.records_committed, 'record')} may not be visible yet"
+    )
+    whose = f"{counted(count, 'committable')} of this pipeline"
+    if lost:
+        whose += f"; {len(lost)} of them aborted by the broker: {', '.join(each.name for each in lost)}"
+    if lefts:
+        whose += f"; the broker aborts the first in {shown_duration(min(lefts))}: then it has to be repaired"
+    do, run = "run the pipeline, or commit it", [f"exactlyonce transactions commit {subject.named}"]
+    if runs:
+        run = []
+        do = "nothing: the pipeline runs, and finishes it; if it has waited for long, its notes say for what"
+    findings.add("decisions", what, whose=whose, do=do, run=run, level=NOTE if runs and not lost else PROBLEM)

@@ -1,0 +1,89 @@
+"""The examination of a pipeline: all checks, one after the other. It fences nobody, and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
+
+from exactlyonce.checkpoint.settings import CheckpointSettings
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines import traces as found_traces
+from exactlyonce.engines.ending.waiting import StagedOutput, find_transactions, open_ids
+from exactlyonce.engines.traces import Traces
+from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, ConfigError, TopicError
+from exactlyonce.pipeline.graph import LogicalGraph
+from exactlyonce.pipeline.names import checkpoint_topic
+from exactlyonce.views.doctor.blocks import check_blocks
+from exactlyonce.views.doctor.decisions import check_decisions
+from exactlyonce.views.doctor.findings import Findings
+from exactlyonce.views.doctor.inputs import check_inputs
+from exactlyonce.views.doctor.questions import Questions, TopicFacts
+from exactlyonce.views.doctor.readers import ReadersCheck
+from exactlyonce.views.doctor.rights import RightsCheck
+from exactlyonce.views.doctor.settings import SettingsCheck
+from exactlyonce.views.doctor.stores import check_stores
+from exactlyonce.views.doctor.subject import Subject
+from exactlyonce.views.transactions import find_staged
+
+TIMEOUT_MS = 10_000
+
+
+def traces_of(config: ClientConfig, name: str, graph: LogicalGraph | None) -> Traces:
+    """The traces of the pipeline; there may be none yet where its module was named."""
+    try:
+        return found_traces.find(config, name)
+    except TopicError:
+        if graph is None:
+            raise
+        return Traces(name, None, None, "", ())
+    except ConfigError as error:  # the topic is there, and we may not read it
+        return Traces(name, checkpoint_topic(name), None, str(error), ())
+    except (BrokerUnavailable, BrokerRefused) as error:  # to one question; who answers to none is nothing to examine
+        return Traces(name, find_topic(config.confluent(), name).name, None, str(error), ())
+
+
+def examine(
+    config: ClientConfig,
+    traces: Traces,
+    graph: LogicalGraph | None,
+    settings: CheckpointSettings,
+    *,
+    now_ms: int,
+    older_than_ms: int,
+    deep: bool,
+) -> tuple[Subject, Findings]:
+    """Run every check."""
+    findings = Findings()
+    with ExitStack() as stack:
+        transactions = stack.enter_context(closing(Transactions(config, timeout_ms=TIMEOUT_MS)))
+        topics = stack.enter_context(closing(Topics(config)))
+        questions = stack.enter_context(closing(Questions(config)))
+        subject = Subject(
+            config=config, traces=traces, graph=graph, settings=settings, now_ms=now_ms, waiting=None,
+            staged=StagedOutput(),
+        )  # fmt: skip
+        with findings.checking("open transactions of the pipeline"):
+            subject.waiting = find_transactions(transactions, open_ids(transactions, traces.pipeline), traces.history)
+        with findings.checking("output that waits for stores"):
+            subject.staged = find_staged(config, traces, graph)
+        facts = topic_facts(questions, subject.topics, findings)
+        check_decisions(subject, findings)
+        ReadersCheck(subject, topics, transactions, findings, older_than_ms).run()
+        check_inputs(subject, topics, facts, findings)
+        SettingsCheck(subject, topics, transactions, facts, findings).run()
+        RightsCheck(subject, questions, transactions, facts, findings).run()
+        check_stores(subject, findings)
+        check_blocks(subject, findings, deep=deep)
+    return subject, findings
+
+
+def topic_facts(questions: Questions, topics: Iterable[str], findings: Findings) -> dict[str, TopicFacts | None]:
+    """The facts of each topic; None: there is no such topic. A topic about which no answer came is left out."""
+    facts: dict[str, TopicFacts | None] = {}
+    for topic in topics:
+        with findings.checking(f"topic {topic}"):
+            facts[topic] = questions.topic(topic)
+    return facts

@@ -1,0 +1,85 @@
+"""The inputs: whether they are those that were read, and whether what checkpoints need of them is still there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.connectors.kafka.topics import Topic, Topics
+from exactlyonce.engines.surroundings.preflight import require_unread
+from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.errors import Halt
+from exactlyonce.pipeline.sizes import counted
+from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
+from exactlyonce.views.doctor.questions import TopicFacts
+from exactlyonce.views.doctor.subject import Subject
+
+SOON_SHARE = 4
+"""Retention may soon take a record that was not read in three fourths of the retention time."""
+
+
+def check_inputs(subject: Subject, topics: Topics, facts: Mapping[str, TopicFacts | None], findings: Findings) -> None:
+    """Compare what is there with what the checkpoints have noted."""
+    for topic in subject.inputs:
+        if topic in facts and facts[topic] is None:
+            findings.add(
+                "inputs", f"Topic {topic} is missing", whose="the topic's (input)",
+                do="create it, or correct its name in the pipeline",
+            )  # fmt: skip
+    if subject.newest is None or subject.traces.is_sink:
+        return
+    for topic in sorted({each.topic for each in subject.newest.offsets}):
+        found = facts.get(topic)
+        if found is not None and found.visible:
+            with findings.checking(f"what checkpoints need of {topic}"):
+                _unread(subject, subject.newest, topics, Topic(topic, found.topic_id, len(found.replicas)), findings)
+
+
+def _unread(subject: Subject, newest: Manifest, topics: Topics, topic: Topic, findings: Findings) -> None:
+    """Judge it as the start of a run does; where that would halt, nothing else of the topic is worth knowing."""
+    try:
+        require_unread(topics, newest, topic)
+    except Halt as error:
+        what, _, choices = str(error).partition("\n")
+        do = choices.strip().removeprefix("Choices: ") or f"`exactlyonce reset {subject.name}`"
+        findings.add("inputs", what, whose="the topic's (input)", do=do)
+        return
+    first = topics.start_offsets(topic.name)
+    for manifest in subject.history.retained if subject.history is not None else ():
+        if any(o.topic == topic.name and first.get(o.partition, 0) > o.offset for o in manifest.offsets):
+            findings.add(
+                "inputs", f"{topic.name} no longer has the input behind checkpoint {manifest.checkpoint}, which is "
+                f"retained: the checkpoint after it can be neither audited nor repaired by a replay",
+                whose="retention of the topic",
+                do="raise retention.ms of the topic above the age of the oldest checkpoint, or keep fewer checkpoints "
+                "(--num-retained)",
+            )  # fmt: skip
+            break
+    _deadline(subject, newest, topics, topic.name, findings)
+
+
+def _deadline(subject: Subject, newest: Manifest, topics: Topics, topic: str, findings: Findings) -> None:
+    """When retention may take what was not read: it goes by the records' own time, which may be long ago. Partitions
+    that were added are not read yet."""
+    settings = topics.settings(topic)
+    retention_ms = int(settings.get("retention.ms") or -1)
+    if retention_ms < 0 or "delete" not in (settings.get("cleanup.policy") or ""):
+        return
+    soon_ms, began_ms = retention_ms // SOON_SHARE, subject.now_ms - retention_ms
+    read: dict[int, int] = {}
+    for each in newest.offsets:
+        if each.topic == topic:
+            read[each.partition] = min(each.offset, read.get(each.partition, each.offset))
+
+    def older(than_ms: int) -> int:
+        kept = topics.offsets_at(topic, than_ms)
+        return sum(max(0, offset - read.get(partition, 0)) for partition, offset in kept.items())
+
+    if unread := older(began_ms + soon_ms):
+        when = "at any time" if older(began_ms) else f"within {shown_duration(soon_ms)}"
+        findings.add(
+            "inputs", f"{counted(unread, 'offset')} of {topic} still to be read: retention may take the first "
+            f"{when}", whose=f"retention of the topic: {shown_duration(retention_ms)}",
+            do=f"run {subject.name} before that, or raise retention.ms of {topic}",
+            level=NOTE if subject.sign_of_life else PROBLEM,
+        )  # fmt: skip
