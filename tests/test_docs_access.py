@@ -198,7 +198,7 @@ def lacked(kafka: GuardedKafka, pipeline: str) -> list[str]:
 
 
 def test_reading_is_enough_to_judge(guarded_kafka: GuardedKafka, documented: Rights, folder: Path) -> None:
-    """Audit and replay need no other right of the page than each Read."""
+    """An audit and a replay need the page's Read rights alone."""
     rights = documented("judged")
     guarded_kafka.grant(rights)
     assert guarded_kafka.runs(folder, "judged")

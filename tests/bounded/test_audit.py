@@ -199,7 +199,6 @@ def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeyp
 @pytest.mark.exhaustive(but=["True"])
 @pytest.mark.parametrize("late", [True, False])
 def test_output_topics_that_get_partitions(fed: Fed, tmp_path: Path, monkeypatch: Any, late: bool) -> None:
-    """An audit finds nothing wrong, a replay counts the same, a repair puts each record where it was."""
     monkeypatch.setenv(FLAWED, "1")
     loaded = load_pipeline("flawed_pipelines", "flawed", fed.name)
 

@@ -90,8 +90,7 @@ def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, caps
 def test_what_is_refused_before_anybody_is_fenced(
     fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A width that cannot be, or an end that cannot be reached, is refused before a Spark is started, and the instance
-    that is to give way goes on."""
+    """A width or an end that cannot be is refused before Spark starts, and the other instance goes on."""
     fed.feed(30)
     loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
     catch_up(fed, loaded, 1, tmp_path)
@@ -243,7 +242,7 @@ def test_following(fed: Fed, loaded: Any, tmp_path: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_a_partition_that_is_added_is_followed(fed: Fed, loaded: Any, tmp_path: Path) -> None:
-    """It is read from its first record; an offset has the leader epoch of the record before it, or none."""
+    """It is read from its first record. An offset has the leader epoch of the record before it, or none."""
 
     def grow() -> None:
         more = orders(30, first=2_000_000)

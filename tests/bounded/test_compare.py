@@ -79,7 +79,6 @@ def short(findings: list[Finding]) -> list[tuple[str, int | None, int | None]]:
 def test_each_defect_is_named_by_its_kind_and_place(
     wanted: str, visible: str, found: list[tuple[str, int | None, int | None]]
 ) -> None:
-    """Kind, offset in the output (of a missing one: of what comes before it), and the input record."""
     findings = compare(expected(wanted), seen(visible), PARTITION)
     assert short(findings) == found
     assert {each.partition for each in findings} <= {PARTITION}

@@ -139,13 +139,11 @@ def retry(monkeypatch: pytest.MonkeyPatch) -> Loaded:
 
 
 def test_loops_are_refused(retry: Loaded, tmp_path: Path) -> None:
-    """Before a broker is asked; the error names the local engine."""
     with pytest.raises(ConfigError, match=r"loop 'retry'.*`exactlyonce run`"):
         CatchingUp(retry, RunOptions(NOBODY), in_process, tmp_path, Silent()).run()
 
 
 def test_a_loop_is_not_replayed(retry: Loaded, tmp_path: Path) -> None:
-    """The reason, with which the run halts, names the loop, before a broker is asked."""
     graph = retry.pipeline.build()
     same = {"pipeline": "retry", "fingerprint": graph.fingerprint(), "max_parallelism": graph.max_parallelism}
     lost = committable("eo:retry:charged:0:1.0:0", checkpoint=2)

@@ -58,8 +58,6 @@ def test_what_is_skipped_is_named_and_noted(fed: Fed, tmp_path: Path) -> None:
 def test_what_the_command_says_of_it(
     fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Its notes, its events and its last words have them, as text and in JSON; `checkpoints` shows the count."""
-
     @contextmanager
     def here(*given: Any) -> Iterator[Executors]:
         yield Executors(in_process, tmp_path, lambda: 1)

@@ -99,8 +99,8 @@ def test_no_interval_that_took_more_or_less_than_lies_between_its_barriers_count
 
 
 def test_a_barrier_that_overtakes_waits_for_none_and_holds_none() -> None:
-    """Overtaking ends the alignment: whoever was held goes on, those that owe the barrier are named, and its coming
-    later means nothing, be it behind the snapshot of the next."""
+    """Overtaking ends the alignment: held inputs go on, and those that owe the barrier are named. Its late arrival
+    changes nothing."""
     alignment = Alignment("abc")
     assert not alignment.barrier("b", 4)
     assert alignment.is_held("b")

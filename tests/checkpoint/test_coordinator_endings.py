@@ -320,8 +320,7 @@ class Backlogged(ScriptedJob):
 
 @pytest.mark.parametrize("backlog_ms", [0, INTERVAL_MS, 7 * TIMEOUT_MS])
 def test_a_run_to_an_end_under_back_pressure(backlog_ms: int) -> None:
-    """The last checkpoint overtakes nothing, and comes only once one that may has found nothing left to overtake: else
-    it would be late, and after the restart again, without end."""
+    """The last checkpoint waits until an overtaking one has left nothing to overtake: else it would always be late."""
     job = Backlogged(backlog_ms)
     job.live(until_ms=1_000 * TIMEOUT_MS)
     assert job.ended is not None

@@ -183,7 +183,7 @@ def test_a_savepoint_that_is_never_in_time(stop: str, tolerable_failed: int) -> 
 
 @pytest.mark.parametrize("stop", ["", " stop"])
 def test_whoever_asks_again_and_again_does_not_stop_all_progress(stop: str) -> None:
-    """After request upon request that is given up, twice as many ordinary checkpoints go first each time."""
+    """After each request that is given up, twice as many ordinary checkpoints go first."""
     job, latest = ScriptedJob(min_pause_ms=300), 0
     job.do("running")
     job.do(f"savepoint first{stop}")

@@ -96,7 +96,8 @@ def test_what_is_staged_is_committed_in_the_order_of_its_checkpoints(manifest: O
 
 
 def test_a_store_that_commits_at_once_gets_all_of_a_checkpoint(manifest: Of) -> None:
-    """Oldest first, in one request, which fails or is given up as a whole; other sinks keep their own requests."""
+    """One request has all of it, oldest first, and fails or is given up as a whole. Other sinks have their own
+    requests."""
     store = Store(at_once=True)
     carried = in_order([staged(7), staged(6, subtask=1), staged(6), staged(7, sink="files")], {}, store.commits.sinks)
     of_table = tuple(committable for committable in carried if committable.sink == "db")
@@ -147,7 +148,6 @@ def test_a_store_that_is_at_work_is_not_given_up(manifest: Of) -> None:
 
 
 def test_a_store_that_was_at_work_has_the_whole_timeout(manifest: Of) -> None:
-    """However long it had been at it when it went away for the first time."""
     store = Store()
     store.slow, store.fail = [UnderWay(2 * TIMEOUT_MS)], [StoreUnavailable("no answer.")] * 20
     answer = store.__call__
@@ -164,8 +164,8 @@ def test_a_store_that_was_at_work_has_the_whole_timeout(manifest: Of) -> None:
 
 @pytest.mark.parametrize("attempt_ms", [500, 2_000, 30_000, 2 * TIMEOUT_MS])
 def test_attempts_that_end_without_an_answer_do_not_put_off_the_end(manifest: Of, attempt_ms: int) -> None:
-    """A connection that times out was under way all the while, which says nothing of the store: the timeout counts from
-    the first that failed to the first that fails behind it."""
+    """A connection that times out says nothing of the store: the timeout counts from the first failure to the first one
+    after it."""
     store = Store()
     failed_at_ms: list[int] = []
     under_way_ms = 0

@@ -134,7 +134,6 @@ class TestStandby:
 
     @pytest.mark.parametrize("skew_ms", [-HOUR_MS, 0, HOUR_MS])
     def test_it_takes_over_once_none_has_come_for_long(self, skew_ms: int) -> None:
-        """It does not matter what the clock of the other machine shows."""
         clock = SimulatedClock()
         succession = Succession(standby=True, clock=clock)
         dead = history(life(7, started_at_ms=clock.now_ms() + skew_ms))

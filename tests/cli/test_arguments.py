@@ -109,6 +109,6 @@ def test_a_pipeline_is_named_by_the_function_that_makes_it(
     ],
 )
 def test_a_command_to_go_on_with(given: str, shown: str) -> None:
-    """It can be pasted as it is, but for a value that may be a secret, for what is printed is kept in logs."""
+    """It can be pasted, but for values that may be secrets: output is kept in logs."""
     args = parser().parse_args(["backfill", "orders:make", "--param", given])
     assert named(args) == f"orders:make --param {shown}"

@@ -85,7 +85,7 @@ def blocks_of_newest(orders: Orders, root: Path) -> tuple[list[BlockRef], BlockR
 
 
 def test_a_damaged_savepoint(orders: Orders, root: Path) -> None:
-    """It keeps what was written up to it, and not more with every start; who reads of it learns how to let it go."""
+    """It keeps what was written up to it, and no more with every start. Readers learn how to release it."""
 
     def run() -> str:
         orders.write(70)
@@ -116,7 +116,7 @@ def test_a_damaged_savepoint(orders: Orders, root: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["missing", "empty"])
 def test_a_disk_that_is_not_mounted(folder: str, orders: Orders, root: Path) -> None:
-    """A start asks whether it is mounted, and so does who reads a checkpoint: nothing is made, nobody told to reset."""
+    """Starts and readers ask whether it is mounted: nothing is made, and nobody is told to reset."""
     orders.ran(*settings(root))
     before = orders.history().newest_incarnation
     unmounted = root.with_name("unmounted")

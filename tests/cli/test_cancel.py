@@ -81,8 +81,7 @@ def test_checkpoints_are_deleted_where_the_run_says_so(orders: Orders) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("options", [(), DELETING], ids=["kept", "deleted"])
 def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]) -> None:
-    """One whose request the run has not seen has cancelled it as well, also if the other has begun to delete all that
-    says so: it waits until that is over."""
+    """A second request counts as done too, and waits until the first has deleted what is to be deleted."""
     with orders.running(*options) as run, ThreadPoolExecutor(1) as other:
         topic, seen, living = living_run(orders)  # as the other one has seen it, too
         cancelling = orders.command.start("cancel", orders.name, "--json", **armed(tmp_path, "erasing-topic", "stop"))
@@ -147,8 +146,7 @@ def test_two_who_delete(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_life_that_has_begun_since(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One who cancels with another is answered by the end of the run that was meant: what it says is of that one, and
-    the next is asked for nothing."""
+    """The end of the run that was meant answers the second request; the next run is asked for nothing."""
     cancel = asking.cancel
     begun: list[Callable[[], Outcome]] = []
 
@@ -185,8 +183,7 @@ def test_a_savepoint_keeps_all(orders: Orders) -> None:
 @pytest.mark.parametrize("finisher", ["run", "cancel", "reset"])
 @pytest.mark.parametrize("place", ["erasing-blocks", "erasing-topic"])
 def test_a_kill_in_the_middle_of_the_deletion(orders: Orders, tmp_path: Path, place: str, finisher: str) -> None:
-    """Whoever comes next finishes it, and the next run begins anew; where the topic is gone, it knows that by a
-    transactional id."""
+    """The next command or run finishes it. A transactional id tells of it where the topic is gone."""
     storage = ("--checkpoint-storage", (tmp_path / "blocks").as_uri())
     (tmp_path / "blocks").mkdir()
     with orders.running(*DELETING, *storage) as run:
@@ -229,8 +226,7 @@ def _can_be_interrupted() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_can_be_interrupted")
 def test_a_run_that_does_not_answer(orders: Orders) -> None:
-    """Whoever asked is told so after the time that was allowed; who interrupts the command before is told what it has
-    asked for, and that the run may still do it."""
+    """The command says so after its timeout. Interrupted earlier, it says what the run may still do."""
     orders.killed_at("coordinator-triggered")
     orders.command.refused("has not done within 1.0 s", "cancel", orders.name, "--timeout", "1s", code=1)
     heartbeat = orders.begun_elsewhere()  # a process of its own takes the killed one for dead in half a minute
@@ -245,7 +241,6 @@ def test_a_run_that_does_not_answer(orders: Orders) -> None:
 
 
 def test_what_the_next_run_halts_for(orders: Orders, tmp_path: Path) -> None:
-    """Where a store has a ledger, that is said, as a reset says it; what is said is so."""
     orders.change(
         ("tuple[int, int]", "tuple[int, Order]"),
         ("return total, total", "return total, order"),

@@ -273,7 +273,7 @@ def block(offset: int, checkpoint: int) -> BlockRef:
 
 
 def test_orphans_that_no_run_looks_for() -> None:
-    """Blocks of no checkpoint are left to the next run where it looks for them, and are a problem before that place."""
+    """Blocks of no checkpoint are a note where the next run looks for them, and a problem before that place."""
     found = Findings()
     refs = [block(3, 1), block(4, 2), block(9, 3)]
     seen = BlockSurvey({2: frozenset({refs[1]})}, {"": Scanned(tuple(refs), (0, 10))}, (0, 5))
@@ -363,8 +363,7 @@ def unanswered(*_: object) -> Any:
 
 
 def test_traces_that_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one question for them has no answer, the rest is examined, and the log is said to be unread; where no
-    broker answers at all there is nothing to examine."""
+    """One unanswered question leaves the rest examined, with the log unread. Without any broker nothing is examined."""
     there = TopicInfo("p.checkpoints", "id", 2, 1)
     monkeypatch.setattr(traces_module, "find", unanswered)
     monkeypatch.setattr(examination, "find_topic", lambda *_: there)
@@ -385,7 +384,6 @@ def test_blocks_that_cannot_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_whose_transaction_it_is_where_no_decision_was_looked_at() -> None:
-    """One of ours whose fate is not known is not to be aborted by hand."""
     ongoing = TransactionState("eo:p:out:0:1.0:0", "Ongoing", 3, 1, 900_000, 1_000, (("t", 0),))
     assert held(ongoing).run == ("exactlyonce transactions abort p",)
     unknown = held(ongoing, waiting=None)

@@ -190,8 +190,7 @@ p.source("in", KafkaSource("t", value=bytes)).sink("out", PrintSink())
 
 
 def test_output_that_nobody_takes(command: Command) -> None:
-    """When nobody reads it any more, as after `| head`, the command ends without a word; a full disk is said to be the
-    system's refusal."""
+    """A closed pipe, as after `| head`, ends the command without a word; a full disk is the system's refusal."""
     (command.folder / "m.py").write_text(PIPELINE)
     reading, writing = os.pipe()
     os.close(reading)

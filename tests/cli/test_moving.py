@@ -94,8 +94,7 @@ def test_a_kill_while_it_moves(way: str, place: str, orders: Orders, roots: tupl
 
 @pytest.mark.parametrize("way", ["into the topic", "out of the topic"])
 def test_a_move_that_is_given_up(way: str, orders: Orders, roots: tuple[Path, Path]) -> None:
-    """Before its manifest is durable nothing has moved: the pipeline goes on where it was, and what had been written
-    for the move is removed."""
+    """Before its manifest is durable nothing has moved, and what was written for the move is removed."""
     old, new = (f"file://{roots[0]}", TOPIC)[:: 1 if way == "into the topic" else -1]
     number = orders.ended_by_savepoint("--checkpoint-storage", old)
     orders.write(70)
@@ -135,8 +134,7 @@ def test_another_name_of_a_place_that_was_left(orders: Orders, roots: tuple[Path
 
 @pytest.mark.slow
 def test_a_storage_that_is_gone(orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:
-    """What a pipeline has left may be away, also for good: it goes on, says so, and removes what is left once the
-    storage is back."""
+    """A storage that was left may be away: the run goes on, says so, and cleans it once it is back."""
     old, new = (f"file://{root}" for root in roots)
     number = orders.ended_by_savepoint("--checkpoint-storage", old)
     orders.write(70)
@@ -158,7 +156,6 @@ def test_a_storage_that_is_gone(orders: Orders, roots: tuple[Path, Path], tmp_pa
 
 
 def test_an_export_begins_in_any_storage(orders: Orders, roots: tuple[Path, Path], tmp_path: Path) -> None:
-    """It stands for itself: whatever the storage of the run that it came from, it is restored into that of the new."""
     place = f"file://{roots[0]}"
     orders.ran()
     url = orders.exported(tmp_path / "backups")

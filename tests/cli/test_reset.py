@@ -129,7 +129,7 @@ def test_consent(orders: Orders) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.broker
 def test_a_run_that_begins_while_it_asks(orders: Orders) -> None:
-    """Nothing goes that was not shown, and no run that was not there: it is looked at again once one has agreed."""
+    """Everything is looked at again after the confirmation: nothing goes that was not shown."""
     orders.ran()
     for stopped in (False, True):
         ours, theirs = pty.openpty()

@@ -68,7 +68,7 @@ def test_another_name_goes_on_from_an_export(orders: Orders, tmp_path: Path) -> 
 
 @pytest.mark.exhaustive
 def test_an_export_may_go_once_it_is_restored(orders: Orders, tmp_path: Path) -> None:
-    """The same command, repeated, goes on, wherever the export lies by then, and if there is none any more."""
+    """The same command goes on, wherever the export lies by then, or without it."""
     url = exported(orders, tmp_path)
     orders.ran("--from-savepoint", url)
     shutil.copytree(tmp_path / "backups", tmp_path / "moved")
@@ -85,8 +85,7 @@ def test_an_export_may_go_once_it_is_restored(orders: Orders, tmp_path: Path) ->
 def test_a_kill_before_the_restored_state_is_decided(
     restores: bool, visible: int, orders: Orders, tmp_path: Path
 ) -> None:
-    """What was written for it is nobody's, and goes; the next run begins from the savepoint all the same, or without
-    it, if nobody wants it any more."""
+    """What was written for it goes; the next run begins from the savepoint again, or without it."""
     savepoint = ("--from-savepoint", exported(orders, tmp_path))
     orders.write(70)
     orders.killed_at("savepoint-written", *savepoint)
@@ -122,7 +121,7 @@ def test_a_restore_that_lasts_shows_that_it_goes_on(
 
 
 def test_a_savepoint_of_the_topic(orders: Orders) -> None:
-    """The newest one is gone on from; an older one only if that is what is wanted, and output comes again."""
+    """The newest one is gone on from. An older one needs --rewind, and output comes again."""
     number = orders.ended_by_savepoint()
     visible = len(orders.totals())
     orders.ran("--from-savepoint", str(number))
@@ -153,8 +152,7 @@ def has_recovered(orders: Orders) -> bool:
 
 
 def test_a_run_that_goes_on(orders: Orders) -> None:
-    """It is not fenced for a savepoint to go back to: that is refused, with what to do; nor is one that has taken no
-    checkpoint yet, however long that takes."""
+    """Going back to a savepoint fences no live run, not even one without a checkpoint: it is refused."""
     with orders.running() as healthy:
         number = orders.taken()
         back = ("--from-savepoint", str(number), "--rewind")
@@ -175,7 +173,7 @@ def test_a_run_that_goes_on(orders: Orders) -> None:
 def test_a_checkpoint_that_is_taken_right_before_the_fence(
     orders: Orders, monkeypatch: pytest.MonkeyPatch, rewind: bool
 ) -> None:
-    """It is judged behind the fence: with --rewind it changes nothing, else it is said that the other run has ended."""
+    """With --rewind it changes nothing; else the message says that the other run has ended."""
     number = orders.ended_by_savepoint()
     begin = Leader.begin
 
@@ -286,8 +284,8 @@ def make("""
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_an_avro_schema_that_changed(orders: Orders, tmp_path: Path, backend: str) -> None:
-    """Its states are resolved, those of an export as well: a field is added, one removed, one promoted, one renamed.
-    What does not resolve is refused by operator and field, and nothing is lost by that."""
+    """States are resolved, also those of an export: added, removed, promoted and renamed fields. An error names
+    operator and field, and loses nothing."""
     kept = ["--state-backend", backend, *(["--state-folder", str(tmp_path / "kept")] if backend == "rocksdb" else [])]
     orders.change(
         ("import Pipeline", "import AvroCodec, Pipeline"),

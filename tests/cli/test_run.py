@@ -106,7 +106,6 @@ def test_a_second_stop(orders: Orders) -> None:
 
 
 def test_a_takeover_in_json(orders: Orders) -> None:
-    """Whoever is fenced tells as its last event who took over, and no line of it is text."""
     with orders.command.start("run", "orders:pipeline", "--json", "--checkpoint-interval", "100ms") as process:
         awaited("checkpoint", process.stderr)
         orders.ran()

@@ -40,7 +40,7 @@ def history(*, finalized: int) -> History:
 
 
 def test_only_what_is_finalized_is_exported() -> None:
-    """Of a checkpoint that is decided and not known to be committed it is said what finishes it."""
+    """The message on an unfinalized checkpoint says what finishes it."""
     assert _newest(history(finalized=1), parser().parse_args(EXPORTED)).checkpoint == 1
     with pytest.raises(
         ConfigError, match=r"Checkpoint 1 of totals is decided.*`exactlyonce transactions commit totals`"
@@ -85,7 +85,7 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
 def test_what_others_have_asked_for_stays(
     requests: tuple[str, ...], taking: Taking, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who exports a savepoint lets go of it in the topic, unless the run has taken it for others as well."""
+    """An export releases the savepoint in the topic, unless somebody else asked for it too."""
     deleted: list[int] = []
     taking(*requests, delete=lambda config, pipeline, checkpoint, timeout_ms, note: deleted.append(checkpoint))
     assert savepoint.savepoint(parser().parse_args(EXPORTED)) == 0
@@ -133,7 +133,7 @@ def test_an_export_is_named_once_it_is_whole(
 def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a savepoint would be taken, and stay, at each try; a place that takes one is left as it was."""
+    """Each try would leave a savepoint else. A place that takes one is left as it was."""
     monkeypatch.setattr(savepoint, "client", lambda args: SimpleNamespace(confluent=dict))
     reached = RuntimeError("the run is looked for")
     monkeypatch.setattr(log_reader, "read_history", Mock(side_effect=reached))

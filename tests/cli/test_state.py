@@ -31,7 +31,6 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def test_a_dict_by_records() -> None:
-    """Nothing but the pipeline's types can make keys of them; that is said."""
     with pytest.raises(ConfigError, match="a dict whose keys are records"):
         decoded(msgspec.msgpack.encode({Place("Ulm"): 1}))
 
@@ -68,8 +67,7 @@ def test_dicts_by_tuples() -> None:
 
 
 def test_states_of_an_older_version() -> None:
-    """What was written before the version was raised, and has not changed since, is shown as it was written, with its
-    version: today's schema says nothing of it."""
+    """Unchanged states are shown as they were written, with their version: today's schema says nothing of them."""
     head = IndexHead("totals", 41, 128, describe(Pair), version=2)
     entries = (KeptEntry(3, canonical_key("shop"), canonical_key([7, 8]), version) for version in (1, 2))
     old, new = key_views(head, entries)

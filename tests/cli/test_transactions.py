@@ -60,7 +60,7 @@ def test_undecided_ones_are_aborted_and_decided_ones_left(orders: Orders) -> Non
 
 
 def test_an_incarnation_that_begins_meanwhile(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its coordinator may have come after the fence: nothing is aborted then, neither of it nor of older ones."""
+    """Its coordinator may have come after the fence: nothing is aborted then, of neither."""
     orders.killed_at("coordinator-checked")
     found = find(orders.config, orders.name)
     settled = aborting._settled
@@ -134,7 +134,6 @@ def test_a_run_that_begins_while_a_commit_is_under_way(orders: Orders, monkeypat
 
 
 def test_a_run_that_finalizes_while_a_commit_is_under_way(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left to be done, which is said, and nobody is fenced for it."""
     sleeper = orders.stopped_at("coordinator-decided")
     unfinished = committing.unfinished
 

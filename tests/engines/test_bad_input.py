@@ -120,8 +120,8 @@ def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> 
 
 
 def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """The error names it, the next run leaves it out, and the checkpoint says so: an audit and a replay of the interval
-    leave it out too, and find nothing wrong."""
+    """The error names it, the next run leaves it out, and the checkpoint says so. An audit and a replay leave it out
+    too."""
     job = job_of("raising", partitions=1)
     job.feed(100)
     choice = f"--skip {job.topic}:0:42"
@@ -145,7 +145,7 @@ def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
 
 
 def test_a_registry_that_is_away_loses_no_record(kafka: KafkaCluster, job_of: JobOf, tmp_path: Path) -> None:
-    """Though the source skips bad records: the job restarts as its strategy says, and the next run reads all."""
+    """The source skips bad records, but the job restarts, and the next run reads all."""
     away = tmp_path / "away"
     away.touch()
     job = job_of("registered", "--param", f"away={away}", partitions=1)

@@ -84,7 +84,7 @@ def test_what_operators_of_before_have_left_on_this_machine(tmp_path: Path) -> N
     ],
 )
 def test_settings_of_a_backend_that_is_not_taken(text: str, given: dict[str, str], named: str, tmp_path: Path) -> None:
-    """A run refuses them, with what to do: they would do nothing. A command that keeps no state does not mind."""
+    """A run refuses them with what to do, for they would do nothing; a command that keeps no state takes them."""
     options = options_from({"config": written(tmp_path, text), **given})
     with pytest.raises(ConfigError) as error:
         options.state.check()
@@ -276,7 +276,7 @@ def test_a_restart_strategy_is_the_same_wherever_it_is_given(
 
 
 def test_a_savepoint_of_a_file(tmp_path: Path) -> None:
-    """The names of operators win one by one. What the file says of its savepoint is not said of another one."""
+    """Names of operators win one by one. Settings of the file's savepoint do not count for another one."""
     text = "[run]\nfrom_savepoint = 3\nmap = {sums = 'totals', seen = 'known'}\nallow_dropped_state = true"
     file = written(tmp_path, text)
     assert options_from({"config": file}).restoration == Restoration("3", {"sums": "totals", "seen": "known"}, True)
@@ -295,7 +295,7 @@ def test_durations(text: str, milliseconds: int) -> None:
 
 
 def test_a_path_from_the_working_directory_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a savepoint is named a path will do; where checkpoints are kept, only one that is the same everywhere."""
+    """A savepoint takes a relative path; a checkpoint storage takes only one that is the same everywhere."""
     monkeypatch.chdir(tmp_path)
     restoration = options_from({"from_savepoint": "./backups/1"}).restoration
     assert restoration == Restoration(f"{tmp_path}/backups/1")

@@ -81,7 +81,7 @@ def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) ->
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("known_checksum", [False, True])
 def test_blocks(known_checksum: bool, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
-    """A damaged index of an older checkpoint goes when that expires; of the newest one it is a halt."""
+    """A damaged index of an older checkpoint expires with it; that of the newest is a halt."""
     older = job.history().retained[1]
     ref = index_of(older)
     damage_in(job, ref.partition, ref.key, known_checksum=known_checksum)
@@ -104,7 +104,7 @@ def test_blocks(known_checksum: bool, job: Job, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.exhaustive
 def test_decisions(job: Job) -> None:
-    """A damaged batch of decisions is noted where a newer manifest lies behind it; else it may hide one: a halt."""
+    """A damaged batch is noted if a newer manifest lies after it; else it may hide one, which is a halt."""
     damage_in(job, 0, f"manifest/{job.history().retained[0].checkpoint}")
     assert "of the decision log" in goes_on(job)
     job.assert_totals()

@@ -86,7 +86,7 @@ def subtask_of(tables: list[Any], writer: Any, acks: list[Ack], channel: LocalCh
 
 
 def test_what_was_written_for_a_declined_snapshot_is_acknowledged() -> None:
-    """All blocks of it, those of operators that had room included: else nobody would know of them, and drop them."""
+    """Otherwise nobody would know of its blocks and drop them."""
     blocks, acks, channel = LateBlocks(), list[Ack](), LocalChannel()
     writer = BlockWriter(blocks, TopicInfo("p", "id", 5, 1), incarnation=1, attempt=0, nonce="n")
     tables = [Stuck("roomy", full_then=False), Stuck("stuck", full_then=True)]
@@ -121,8 +121,6 @@ def test_only_an_index_waits_for_other_blocks() -> None:
 
 
 def test_a_state_that_waits_for_room_is_not_called_read() -> None:
-    """Also where the disk has become full since the worker last reported it: reading rests, and goes on."""
-
     class Table(SimpleNamespace):
         def fetch(self) -> bool:
             if self.full or not self.unread:

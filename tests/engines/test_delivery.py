@@ -65,7 +65,7 @@ def delivered(job_of: Callable[..., Job], tmp_path: Path) -> Delivered:
 @pytest.mark.exhaustive(matrix=True, but=["inline"])
 @pytest.mark.parametrize("mode", ["process", "inline"])
 def test_without_a_failure(delivered: Delivered, mode: str) -> None:
-    """All deliveries are exact: at a clean end what waited for the last checkpoint is written too."""
+    """All deliveries are exact: a clean end writes what waited for the last checkpoint."""
     if mode == "inline":
         delivered.job.finish_here()
     else:

@@ -121,7 +121,7 @@ class Credit(msgspec.Struct):
 
 
 def test_a_loop_of_classes_without_tags() -> None:
-    """Another one may be added; while records of one go round, it may not go."""
+    """Classes may be added; one whose records go round may not go."""
     log = Log(Order | Refund, Refund(7))
     (frame,) = log.restored(graph(Order | Refund | Credit, "orders"))
     assert BatchCodec(Order | Refund | Credit).decode(frame.frame).records == [Refund(7)]
@@ -200,7 +200,7 @@ def test_a_loop_of_a_type_with_the_same_bytes(record: Any, type_: Any, why: str)
 
 
 def test_a_loop_that_is_gone() -> None:
-    """Its records are not left behind, also where the subtask that had them has no key groups."""
+    """Its records are never left behind, even by a subtask without key groups."""
     log = Log()
     (one,) = log.manifest.channel_logs
     log.manifest = msgspec.structs.replace(
@@ -219,7 +219,7 @@ def builder_of(log: Log) -> building._Builder:
     start = SimpleNamespace(
         subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest, skips=(),
         drops_fields=False,
-    )
+    )  # fmt: skip
     clients = SimpleNamespace(block_reader=lambda: log)
     built = building.Built(nobody, Activity(), nobody)
     return building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
@@ -234,8 +234,7 @@ def test_blocks_say_the_schemas_of_loops() -> None:
 
 
 def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes first feeds it, before anything that it is fed is taken: with fewer subtasks than before as much as
-    several of them had."""
+    """In-flight records feed it first: a smaller parallelism brings those of several subtasks."""
     monkeypatch.setattr(loops, "LOOP_RECORDS_MAX", 0)
     monkeypatch.setattr(loops, "ROUND_RECORDS_MAX", 0)
     (loop,) = builder_of(Log()).loops.values()
@@ -246,6 +245,5 @@ def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.
 
 @pytest.mark.parametrize(("rounds", "said"), [(True, "1 records went round loops"), (False, "between operators")])
 def test_what_is_said_where_a_stop_comes_before_the_end(rounds: bool, said: str) -> None:
-    """Its checkpoint may be an older one, whose barriers had overtaken records: where there is no loop, none is
-    named."""
+    """An older checkpoint may have overtaken records: without a loop, none is named."""
     assert said in job._stopped_on_the_way(Log().manifest, loops=rounds)

@@ -103,7 +103,7 @@ def test_a_list_that_is_gone_is_damage(storage: FileStorage) -> None:
 
 
 def test_a_manifest_has_room_for_whatever_is_on_its_way() -> None:
-    """Of 64 subtasks, each with 32 GB in blocks; named one by one, the blocks of 2 GB would be too many."""
+    """64 subtasks have 32 GB each in blocks; named one by one, the blocks of 2 GB would be too many."""
     key = "block/12/1234567/an-operator-of-usual-length/63/1234567/12-abcdef012345"
     ref = BlockRef(4, 1 << 40, key, 1 << 20, bytes(32))
     lists = in_flight.lists_of([ref] * ((32 << 30) // in_flight.PIECE_BYTES))

@@ -128,7 +128,7 @@ def test_no_record_is_skipped_for_an_outage(name: str, metadata: bool) -> None:
 
 
 def test_an_outage_that_ends_meanwhile_leaves_no_trace() -> None:
-    """The batch is whole and in order, and each record that decodes is decoded once."""
+    """The batch is whole and in order, and each record is decoded once."""
     tries: list[int] = []
 
     def decode(data: bytes) -> int:
@@ -145,7 +145,7 @@ def test_an_outage_that_ends_meanwhile_leaves_no_trace() -> None:
 
 @pytest.mark.parametrize("name", NEITHER)
 def test_what_is_neither_stops_the_job(name: str) -> None:
-    """It is not skipped, for it may be an outage that nobody has declared; the error says how to declare it."""
+    """It may be an undeclared outage; the error says how to declare it."""
     with pytest.raises(RecordError, match=r"offset 3.*ValueError for a bad record, and exactlyonce\.Unavailable"):
         decoder_of(raises(NEITHER[name]), Pauses()).decode(messages())
 

@@ -108,7 +108,7 @@ def test_a_frame_is_handed_out_in_slices_and_the_barrier_after_the_last() -> Non
 
 @pytest.mark.parametrize("local", [True, False], ids=["local", "socket"])
 def test_a_channel_has_room_for_what_its_reader_grants(local: bool) -> None:
-    """A writer may send what the window leaves; what is processed, and not what is received, makes room again."""
+    """Processed records, not received ones, make room again."""
     writer: Channel
     reader: Channel
     writer, reader = (both := LocalChannel(), both) if local else pairs()
@@ -244,7 +244,7 @@ class Place:
 
 
 def test_a_subtask_takes_as_much_as_what_is_behind_it_has_room_for() -> None:
-    """Of a place for a tenth of the keys ten times what it has room for; of one for ten outputs a record, a tenth."""
+    """A channel for a tenth of the keys lets ten times its room come in; ten outputs a record, a tenth."""
     place = Place()
     outlet = Outlet(place)
     assert outlet.room == 100
@@ -267,7 +267,7 @@ def test_a_subtask_takes_as_much_as_what_is_behind_it_has_room_for() -> None:
 
 @pytest.mark.parametrize("siblings", [1, 4])
 def test_a_channel_holds_what_has_left_it_lately(siblings: int) -> None:
-    """However that was held up: here the records cost nothing, and what is behind takes 100 each half second."""
+    """Records cost nothing here, and the next operator takes 100 each half second."""
     now_s = [0.0]
     channel, codec = LocalChannel(), BatchCodec(Number)
     read = ChannelInput("edge:0", channel, codec, lambda _: None, siblings=siblings, now_s=lambda: now_s[0])

@@ -119,7 +119,7 @@ def test_every_file_that_cannot_be_read_is_named(savepoint: TopicSavepoint, expo
 
 
 def test_a_file_has_so_many_states_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys and states of a few bytes do not make a file that fills the memory: a list has all of it."""
+    """A file is one list in memory, so its number of states is limited, too."""
     monkeypatch.setattr(exported, "FILE_RECORDS", 10)
     states = [KeptEntry(number % 4, bytes([number]), b"\x01", 1) for number in range(25)]
     saved = Saved(
@@ -223,7 +223,7 @@ def test_an_export_is_deleted_while_its_disk_is_full(
 def test_an_export_that_fills_its_disk(
     written: int, savepoint: TopicSavepoint, exports: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever file finds no room, the metadata included: the URL of a savepoint is never told."""
+    """Any file may find no room, the metadata too: no URL is told then."""
     write, put = local._write, list[Path]()
 
     def filling(path: Path, content: bytes) -> None:

@@ -82,7 +82,7 @@ def saved(sources: tuple[str, ...], operators: tuple[str, ...]) -> Saved:
     ],
 )
 def test_two_do_not_become_one(sources: tuple[str, ...], operators: tuple[str, ...], mapping: dict[str, str]) -> None:
-    """Neither states nor offsets of two could be told apart then, whether or not what is left over may be dropped."""
+    """Their states or offsets could not be told apart, even where dropping is allowed."""
     for allowed in (False, True):
         with pytest.raises(GraphError, match=r"would both become '\w+', which .* Leave that --map out"):
             fitting(saved(sources, operators), graph(), Restoration("7", mapping, allowed))
@@ -167,7 +167,7 @@ def test_states_are_read_some_at_a_time(tmp_path: Path, monkeypatch: Any, storag
 
 
 def test_states_of_two_versions(tmp_path: Path, storage: Any, restoring: Any) -> None:
-    """Not without the migration, which says what the old ones mean. None is said to be of the newer one's schema."""
+    """They need the migration. Only the newer ones have the file's schema."""
     keys = [canonical_key(b"%d" % number) for number in range(1_000)]
     states = sorted(
         KeptEntry(key_group(key, 128), key, msgspec.msgpack.encode(number), 1 + number % 2)
@@ -219,7 +219,7 @@ def test_state_by_other_keys(tmp_path: Path, storage: Any, restoring: Any) -> No
 def test_who_is_fenced_meanwhile_reads_no_further(
     max_parallelism: int, tmp_path: Path, monkeypatch: Any, restoring: Any
 ) -> None:
-    """A heartbeat that is refused ends a restore at once, with its error: what it wrote yet would be for nothing."""
+    """A refused heartbeat ends a restore at once, with its error."""
     monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.0)
     url, _ = exported_counts(tmp_path)
     reading, refused, read = Event(), Event(), Event()

@@ -64,7 +64,7 @@ def found(data: bytes) -> Any:
 
 
 def test_a_codec_that_finds_nothing_cuts_nothing_short(capsys: pytest.CaptureFixture[str]) -> None:
-    """StopIteration would be the end of the batch for who maps over it: it is an error of that record."""
+    """StopIteration is an error of its record, and no end of the batch."""
     codec = Codec[int]("ids", int, lambda number: b"", found)
     skipping = SourceDecoder("orders", KafkaSource("orders", value=codec, on_error="skip"))
     assert skipping.decode(batch_of(lambda number: True)).records == [each for each in range(COUNT) if each != 7]
@@ -85,7 +85,7 @@ def test_a_key_that_does_not_decode_is_told_as_the_key() -> None:
 
 
 def test_records_that_are_to_be_skipped_are_not_decoded() -> None:
-    """Each is counted and named once; those of other topics and partitions are not meant, nor are those that come."""
+    """Each is counted and named once; other topics, partitions and later records are untouched."""
     said: list[str] = []
     skips = [RecordPlace("orders", 3, 7), RecordPlace("orders", 2, 1), RecordPlace("other", 3, 0)]
     decoder = SourceDecoder("orders", KafkaSource("orders", value=Order), said.append, skips=skips)

@@ -88,7 +88,7 @@ def test_another_request_waits_for_the_end_of_the_first(held: Held, aside: Store
 
 
 def test_the_end_waits_for_what_is_under_way(held: Held) -> None:
-    """A connection is not let go of while it is used, and by nobody but who uses it."""
+    """A connection is closed by its user alone, after its use."""
     aside = StoresAside(held, held.close)
     assert isinstance(aside(FIRST), UnderWay)
     closing = threading.Thread(target=aside.close)

@@ -89,7 +89,7 @@ def test_ids_of_an_earlier_attempt_are_ended_once(kafka: Any, topic_name: str, w
 
 
 def test_an_answer_that_no_rule_covers_is_no_absence(watched: Watched) -> None:
-    """An EndTxn that the broker answers with an error of no rule raises it, and is not asked again permanently."""
+    """An unknown error of EndTxn is raised, and not retried permanently."""
     with pytest.raises(BrokerRefused, match=r"the broker answers InvalidRequestError \(42\)"):
         watched(ask.EndTransactions((ask.Ending("", 1, 0),), commit=False))
 
@@ -118,7 +118,6 @@ def answered(outcome: Outcome) -> ask.Procedure[Outcome]:
 
 
 def test_a_heartbeat_that_was_not_written_is_tried_again(connections: PipelineConnections, monkeypatch: Any) -> None:
-    """A broker that refuses a record, for whatever reason, says nothing of a newer one: it is asked again."""
     log, outcomes = connections.log, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
     real = log.heartbeat
     monkeypatch.setattr(log, "heartbeat", lambda **more: answered(outcomes.pop()) if outcomes else real(**more))

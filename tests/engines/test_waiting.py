@@ -50,7 +50,7 @@ NOTHING: Any = None
 
 @pytest.mark.parametrize("request_", [CopyTransaction(NOTHING, "a"), ReplayTransaction(NOTHING, NOTHING, "a")])
 def test_heartbeats_go_on_while_something_is_written_again(request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be it copied or computed: who reads the log takes no coordinator for dead that repairs for minutes."""
+    """A repair that takes minutes, by copy or replay, leaves the coordinator alive to readers of the log."""
     beaten = threading.Semaphore(0)
 
     def slow(*arguments: Any) -> str:

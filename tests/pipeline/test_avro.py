@@ -152,7 +152,6 @@ class Paths(msgspec.Struct):
 
 @pytest.mark.parametrize("either", [("a",), ("string", "b"), ("array", "b"), ("a", "b", "c"), "a", None])
 def test_tuples_in_unions(either: tuple[str, ...] | str | None) -> None:
-    """Two strings are two strings, and no type with its value."""
     codec, value = AvroCodec(Paths), Paths(either, [(1, 2), None, ()])
     assert codec.decode(codec.encode_strictly(value)) == codec.decode(codec.encode(value)) == value
 

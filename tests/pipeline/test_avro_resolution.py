@@ -173,7 +173,6 @@ def test_a_default_that_would_be_read_as_something_else(type_: Any, default: Any
 
 @pytest.mark.parametrize(("written", "read", "problem"), LOST)
 def test_what_would_be_read_wrongly(written: Any, read: Any, problem: str) -> None:
-    """Fastavro would read it, as something else."""
     (found,) = AvroResolution(written, read).problems
     assert problem in found
 
@@ -257,7 +256,7 @@ WITHIN: dict[str, Callable[[str], Any]] = {
 
 @given(st.sampled_from(SCALARS), st.sampled_from(SCALARS), st.sampled_from([*WITHIN]), st.data())
 def test_fastavro_reads_nothing_that_has_one(was: str, now: str, place: str, data: st.DataObject) -> None:
-    """A scalar within anything, whatever its value: promotions are all that there are."""
+    """Promotions are all that a scalar has, within anything."""
     written, read = WITHIN[place](was), WITHIN[place](now)
     value = data.draw(values(written).filter(bool))
     if AvroResolution(written, read).problems:

@@ -176,7 +176,6 @@ SCRIPT = PIPELINE + 'if __name__ == "__main__":\n    assert pipeline.run("some",
     ],
 )  # fmt: skip
 def test_what_is_run_is_imported_again(engine: Engine, files: dict[str, str], arguments: list[str], found: str) -> None:
-    """Who calls `run` need be neither who has made the pipeline nor who has named it."""
     for name, text in files.items():
         (engine.folder / name).parent.mkdir(exist_ok=True)
         (engine.folder / name).write_text(text)

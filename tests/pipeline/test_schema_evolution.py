@@ -50,6 +50,7 @@ class Swapped(NamedTuple):
     right: int
     left: int
 
+
 LOST: list[tuple[Any, Any, str]] = [
     (struct(("a", P1), ("b", P1)), struct(("first", P2 | None), ("a", P2), ("b", P2)), "S.a.y"),
     (struct(("a", P1 | None)), struct(("a", P2 | int | None, None)), "S.a.y"),
@@ -95,7 +96,7 @@ def test_what_loses_nothing_has_no_problem(old: Any, new: Any) -> None:
 
 
 def test_members_of_unions() -> None:
-    """Records of a union are read by their tags; without them nobody knows which of several one was."""
+    """Tags tell records of a union apart; without them several could be meant."""
     cash = struct(("sum", int), ("coins", int), name="Cash", tag=True)
     card = struct(("sum", int), name="Card", tag=True)
     less = struct(("sum", int), name="Cash", tag=True)
@@ -127,7 +128,7 @@ def test_records_within_themselves() -> None:
 
 
 def test_what_a_named_tuple_is_in_older_checkpoints() -> None:
-    """Older schemas do not say that its fields are stored by position; it is read all the same, in its order alone."""
+    """Older schemas do not say that fields are stored by position; it is read all the same, in its order alone."""
     old = {name: of for name, of in describe(Pair).items() if name != "array"}
     assert lost(old, describe(Pair), "Pair") == unfit(old, describe(Pair), "Pair") == []
     assert lost(old, describe(Swapped), "Pair") == ["Pair (its fields are stored by position)"]
@@ -343,8 +344,8 @@ def records_that_grew(draw: st.DrawFn, depth: int, name: str, tag: bool = False)
 
 @given(grown(), st.data())
 def test_what_goes_by_a_rollback_comes_back_with_the_code(types: Drawn, data: st.DataObject) -> None:
-    """Fields that are dropped are named exactly where a value would not come back with the code that has them. The
-    default of a factory of the user's is not known, and counts as changed."""
+    """A dropped field is named exactly if its value would not come back with newer code. A factory's default is
+    unknown, and counts as changed."""
     old, new, values = types
     was, now = describe(old, defaults=True), describe(new, defaults=True)
     unknown = [each for each in lost(was, now, "S", has_default) if not each.endswith(".made")]
@@ -358,7 +359,7 @@ def test_what_goes_by_a_rollback_comes_back_with_the_code(types: Drawn, data: st
 
 
 def test_a_default_says_what_may_go() -> None:
-    """A truth value is no number, and nothing is nothing else; of what has no default, and of keys, no field may go."""
+    """A bool equals no number here, and None nothing else. Fields without a default, and those of keys, may not go."""
     fields: list[Any] = [("n", int | bool | float | None, None), ("d", dict[int, bytes], {})]
     was = describe(struct(("a", int), *fields), defaults=True)
     now = describe(struct(("a", int)), defaults=True)

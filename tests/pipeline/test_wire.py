@@ -71,7 +71,7 @@ def test_records_come_back_as_of_their_class(type_: Any) -> None:
 
 @pytest.mark.parametrize("type_", [int, int | str, Order | None, Order | int, Order | Pair, list[Order], Record[Order]])
 def test_what_msgspec_tells_apart_stays_as_it_is(type_: Any) -> None:
-    """So that what older checkpoints hold is read as before."""
+    """Older checkpoints are read as before."""
     wire = wire_of(type_)
     assert (wire.type, wire.wrap, wire.unwrap) == (type_, None, None)
     assert describe(type_) == schema.describe(type_)

@@ -91,7 +91,7 @@ def test_a_plan_that_dies(step: str, world: World, failing: Callable[[str], None
 @pytest.mark.exhaustive(but=["again"])
 @pytest.mark.parametrize(("counted", "slots"), [((0, 1), "00"), ((0, 0), "01")], ids=["further", "again"])
 def test_the_ids_of_attempts(counted: tuple[int, int], slots: str, world: World) -> None:
-    """They differ by Spark's count of attempts; also where a stage that is run again begins to count anew."""
+    """Spark's count of attempts tells them apart, also after a stage was run again."""
     planner, committer = world.pair("a")
     for batch in range(2):
         assignment, job = planner.assign(), Job(QUERY, batch)
@@ -212,8 +212,8 @@ def test_batches_that_an_older_version_decided(world: World, monkeypatch: pytest
 
 @pytest.mark.exhaustive
 def test_the_writes_of_a_function_of_foreach_batch(world: World) -> None:
-    """Each write of a function is done once, however often a batch is run again, and with it what the function writes
-    to this sink after it; two writes of the same rows are two; other rows than in the run before are a halt."""
+    """Each write is done once, however often a batch is run again. Two writes of the same rows are two; other rows than
+    before are a halt."""
 
     def run(name: str, batch: int, *writes: int, **changes: str) -> None:
         """One run of the function, which writes the rows of *writes*, -1 for none, each in a job of its own."""

@@ -40,8 +40,7 @@ def fed(kafka: KafkaCluster, topic_name: str) -> Fed:
 def test_a_program_keeps_its_session(
     spark: SparkSession, fed: Fed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A backfill that a program calls runs in the program's session, with as many units as that has cores, and leaves
-    it, its name, its settings and the program's signal handlers as they were."""
+    """A backfill runs in the program's session, with as many units as it has cores, and leaves everything as it was."""
     monkeypatch.chdir(HERE)
     fed.feed(60)
     names = ("spark.app.name", "spark.master", "spark.ui.enabled", "spark.network.timeout")

@@ -36,9 +36,8 @@ pytestmark = pytest.mark.broker
 def test_what_an_attempt_writes_that_spark_has_given_up(
     late: bool, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing stays of an executor that was lost, and goes on after the decision, or of a stage that was tried again,
-    which Spark does not tell tasks of. It is looked for once a job shows that somebody else has written, and only
-    then."""
+    """A lost executor that goes on after the decision leaves nothing, nor does a stage that was tried again. Only a job
+    that shows another writer is looked after."""
     looks: list[ask.Request] = []
     perform = Performer.__call__
 
@@ -80,8 +79,7 @@ def test_more_rows_than_a_decision_can_name(world: World) -> None:
 
 @pytest.mark.exhaustive
 def test_a_fenced_driver_that_wakes_within_a_decision(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves its successor in peace, though that one's decision is not durable yet, and the log has forgotten since
-    who it was: it can neither plan nor commit, and aborts nothing."""
+    """It leaves its successor in peace: it can neither plan nor commit, and aborts nothing."""
     planner, committer, aborter = (world.driver("a") for _ in range(3))
     stale = world.tasks(planner, 0)
     for _ in range(INCARNATIONS_KEPT):
@@ -204,8 +202,8 @@ SETTING_ASIDE = pytest.mark.parametrize(
 @pytest.mark.exhaustive(but=["prepared"])
 @SETTING_ASIDE
 def test_two_jobs_at_a_time(world: World, changes: dict[str, str]) -> None:
-    """Of two jobs of one driver the one that began first is refused, before it is decided: what its tasks have set
-    aside was dropped as the other one began. Run again, it is written."""
+    """The job that began first is refused before its decision: the other one has dropped its rows. Run again, it is
+    written."""
     planner = world.driver("a", **changes)
     jobs = [Job(write_id=each) for each in ("monday", "tuesday")]
     first, second = (world.job(planner, job, [rows_of(place, 0)]) for place, job in enumerate(jobs))

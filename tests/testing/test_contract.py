@@ -160,7 +160,7 @@ def test_an_answer(truth: str, stage: Stage) -> None:
 
 
 def test_an_unknown_id(stage: Stage) -> None:
-    """What the broker does not know is INVALID_PRODUCER_ID_MAPPING to EndTxn and to AddPartitionsToTxn."""
+    """EndTxn and AddPartitionsToTxn answer INVALID_PRODUCER_ID_MAPPING."""
     name = stage.name("nobody")
     play([CreateTopic("t")], stage)
     assert stage.broker.end_txn(name, 1, 0, commit=True) is Error.INVALID_PRODUCER_ID_MAPPING

@@ -69,7 +69,6 @@ def test_a_history_of_other_channels_is_refused(message: int) -> None:
 
 
 def test_messages_that_are_equal_are_refused(history: CausalHistory) -> None:
-    """Of two equal messages nobody could say which is missing."""
     with pytest.raises(InvariantViolation, match="differ"):
         history.sent("pq", 1)
 

@@ -195,8 +195,7 @@ def test_an_id_with_another_producer_halts() -> None:
 
 
 def test_an_id_that_is_in_use_again_is_left_alone() -> None:
-    """Another process has written the markers, and the id has a later transaction, undecided: the epoch that was seen
-    while the markers were missing is that of no other transaction."""
+    """Another process has written the markers, and the id has a later, undecided transaction with another epoch."""
     broker = Broker(7)
 
     def finish_elsewhere() -> None:
@@ -228,8 +227,7 @@ def test_a_commit_is_known_only_with_its_markers() -> None:
 
 
 def test_markers_that_were_written_again_prove_nothing() -> None:
-    """The transaction that writes them may have been aborted before it was ended, by a coordinator that slept: what it
-    was to commit is unknown until its records are looked at, and what follows it waits."""
+    """The transaction may have been aborted before they were written: its records are looked at first."""
     broker = Broker(7)
     first, second = committable("a", 7, 1), committable("b", 8, 2)
     commits = drive(commit([first, second]), broker)
@@ -239,8 +237,7 @@ def test_markers_that_were_written_again_prove_nothing() -> None:
 
 
 def test_an_unknown_one_that_is_still_open_gets_its_markers_before_anybody_looks() -> None:
-    """After a rewriting that was broken off the same commit is answered by UNKNOWN, while the lost marker holds readers
-    back: it is written before the fate is looked for, which would else wait permanently."""
+    """A rewriting was broken off, and the commit is UNKNOWN: a look would wait for the lost marker without end."""
     broker = Broker(7)
     broker.answers = {"a": EndAnswer.UNKNOWN}
     commits = drive(commit([committable()]), broker)

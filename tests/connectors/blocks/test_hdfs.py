@@ -60,7 +60,6 @@ def test_what_is_put_again_is_no_error(hdfs: Any) -> None:
 
 
 def test_what_stands_aside_is_not_what_was_put(hdfs: Any) -> None:
-    """That the file aside is there already says nothing of the block: such a put has failed."""
     folder = HdfsFolder(hdfs.host, "prod", uuid.uuid4().hex)
     folder.check()
     folder.put("aside-1", b"a part", "aside-0")
@@ -70,7 +69,7 @@ def test_what_stands_aside_is_not_what_was_put(hdfs: Any) -> None:
 
 
 def test_what_is_removed_and_what_stays(hdfs: Any) -> None:
-    """What becomes empty with it goes too, but for the folder that somebody has named."""
+    """Empty folders go too, but for the one that the user named."""
     import hdfs_native
 
     root = f"mine-{uuid.uuid4().hex}"

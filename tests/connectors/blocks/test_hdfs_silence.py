@@ -17,8 +17,7 @@ from exactlyonce.testing.cluster import LIMIT_S
 
 
 def test_a_silent_name_node_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request ends, and the next one has a connection of its own: the other end of the first may be gone. Once there
-    are many that have not ended, the next ones wait for these, and make none."""
+    """Each request has a connection of its own, until too many have not ended: then the next ones wait for these."""
     monkeypatch.setattr(hdfs, "SILENT_S", 0.5)
     monkeypatch.setattr(hdfs, "GIVEN_UP_MAX", 2)
     made = list[socket.socket]()

@@ -90,7 +90,6 @@ def fenced(blocks: FileBlocks) -> None:
     ],
 )
 def test_giving_up(wait: Callable[[FileBlocks], None], error: type[Exception], says: str, tmp_path: Path) -> None:
-    """Whoever waits for blocks does so for a limited time, and while it may write; then nothing is tried any more."""
     storage = FileStorage(LocalFolder(tmp_path, INNER), away_timeout_s=0.1)
     blocks = storage.begin(1, 0)
     inner = tmp_path / "totals"
@@ -125,8 +124,7 @@ def test_a_folder_that_is_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["missing", "empty", "probed"])
 def test_a_disk_that_is_not_mounted(folder: str, tmp_path: Path) -> None:
-    """Where checkpoints have files there is a folder with blocks: else they are away, not lost, and nothing is made. A
-    worker that begins there, or was killed over it, leaves a probe, which is none."""
+    """Blocks of a missing folder are away, not lost, and nothing is made. A worker that begins there leaves a probe."""
     storage = FileStorage(LocalFolder(tmp_path, INNER))
     blocks = storage.begin(1, 0)
     tickets = [blocks.write(Block("totals", 1, "state", "none", "", b"state"), group) for group in range(2)]

@@ -53,7 +53,6 @@ print(broker.bootstrap_servers, flush=True)
 @pytest.mark.broker
 class TestLife:
     def test_a_detached_one(self, folder: Path, tmp_path: Path) -> None:
-        """It outlives its starter; any process, by any path to the folder, sees it and may stop it."""
         address = run_python(START_AND_LEAVE, folder, "detached")
         (tmp_path / "link").symlink_to(folder)
         (tmp_path / "folder").mkdir()

@@ -118,7 +118,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("stale", [Again("it moved"), TopicError("unknown there"), BrokerRefused("no leader")])
     def test_what_fails_by_memory_is_tried_without(self, stale: Exception) -> None:
-        """What a remembered broker refuses proves nothing: all is forgotten, and the second answer counts."""
+        """A remembered broker's refusal proves nothing: all is forgotten, and the second answer counts."""
         wire = wire_at("127.0.0.1:1")
         wire.places.nodes = frozenset({1})
         outcomes: Iterator[Exception | int] = iter([stale, 7])

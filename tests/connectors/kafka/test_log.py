@@ -110,7 +110,6 @@ class TestFate:
             assert log.fate(at_marker) is fate
 
     def test_beyond_the_end(self, cluster: Any, topic: str, log: Log) -> None:
-        """Offsets that the log does not have are gone: the topic was made anew, or lost its end."""
         committable = ended(cluster, topic, topic, commit=True)
         beyond = msgspec.structs.replace(committable, written=(Written(topic, 0, 10_000, 50),))
         assert log.fate(beyond) is Fate.GONE

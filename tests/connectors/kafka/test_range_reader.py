@@ -63,7 +63,7 @@ def test_more_than_one_fetch(cluster: Any, topic: str) -> None:
 
 @pytest.mark.broker
 def test_a_transaction_that_ends_meanwhile(cluster: Any, kafka: Any, topic: str) -> None:
-    """A range that reaches into an open transaction waits for it; how long the caller takes between is not counted."""
+    """A range waits for an open transaction in it; the caller's time in between does not count."""
     kafka.produce(topic, [b"0"], partition=0)
     producer = cluster.open(topic, topic, [b"1", b""])
     hour, asked = 0.0, 0

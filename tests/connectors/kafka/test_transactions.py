@@ -190,13 +190,7 @@ class TestFencing:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_last_epochs(cluster: Any, topic: str) -> None:
-    """At the last epoch a commit is as repeatable as ever, though the id goes on under another producer id.
-
-    Measured: a transaction is opened with epoch 32,766 at most. Ending it answers 0; while markers are written the
-    state shows epoch 32,767; then a new producer id at epoch 0. The same end answers 0 again and the opposite is
-    refused, until the next abort or producer; from then on it is UNKNOWN (49, as the producer id is another).
-    Aborting an Empty or complete id at 32,766 goes over to a new producer id alike, and fences alike.
-    """
+    """At the last epoch a commit is as repeatable as ever, though the id goes on under another producer id."""
     idle, written = f"{topic}-idle", f"{topic}-written"
     for transactional_id in (idle, written):
         cluster.producer(transactional_id)

@@ -143,7 +143,7 @@ def test_files_that_a_reader_has_moved_are_not_published_again(target, totals) -
 
 
 def test_a_folder_that_is_gone_is_waited_for(target, totals) -> None:
-    """A target that is not there, as when its disk is not mounted, is a store that is away; it is not made anew."""
+    """A missing target, such as an unmounted disk, is a store that is away; it is not made anew."""
     committer = target.led()
     committable = target.staged(1, totals(1))
     away = target.folder.with_name("unmounted")
@@ -156,7 +156,7 @@ def test_a_folder_that_is_gone_is_waited_for(target, totals) -> None:
 
 
 def test_a_folder_in_the_place_of_the_one_that_was_fenced_is_not_written_to(target, totals) -> None:
-    """What an earlier run has left where no disk was mounted, which is seen again when the disk goes away."""
+    """An earlier run left it where no disk was mounted; it shows again when the disk goes away."""
     target.led(1)
     disk, below = target.folder.with_name("disk"), target.folder.with_name("below")
     target.folder.rename(below)

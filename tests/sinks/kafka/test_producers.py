@@ -34,7 +34,7 @@ def no_collector() -> Iterator[None]:
 def test_a_dropped_producer_is_freed_at_once(
     kafka: KafkaCluster, topic_name: str, no_collector: None, transactional_id: str | None
 ) -> None:
-    """Its threads and descriptors do not wait for Python's collector, which may come after a thousand of them."""
+    """Its threads and descriptors do not wait for Python's collector."""
     kafka.create_topic(topic_name)
     settings = {"bootstrap.servers": kafka.bootstrap_servers}
     with ThreadPoolExecutor(1) as executor:

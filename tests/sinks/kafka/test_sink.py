@@ -110,7 +110,7 @@ def test_how_a_key_is_written(key: object, encoded: bytes | None) -> None:
     ids=repr,
 )
 def test_headers_that_are_none_are_refused(headers: Any, why: str) -> None:
-    """Before the client is given them, which would end the writer, or the process, and name nothing."""
+    """The client would end the writer or the process, and name nothing."""
     sink: KafkaSink[Total] = KafkaSink("t", headers=lambda total: headers if total is bob else [("v", b"1")])
     with pytest.raises(TypeError, match=f"^headers= .*{why}"):
         sink.encoder(Total).headers([ann, bob])
@@ -153,7 +153,7 @@ def test_headers_may_be_text_and_any_sequence() -> None:
     [(7, "has made int of it"), ("7", "has made str of it"), (None, "has made None of it, which would be .* deletion")],
 )
 def test_what_a_codec_makes_is_bytes(value: Any, why: str) -> None:
-    """None is refused as well, for a reader would take it for a deletion: that is for the output None."""
+    """None is refused as well: readers would take it for a deletion, which is the output None."""
     codec: Codec[Any] = Codec("mine", Total, encode=lambda total: value if total is bob else b"1", decode=bytes)
     encoder = KafkaSink("t", value=codec).encoder(Total | None)
     assert encoder.values([ann, None, ann]) == [b"1", None, b"1"]
@@ -168,7 +168,7 @@ def printing(sink: PrintSink, *records: object) -> None:
 
 
 def test_what_an_output_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is printed in part, which would come again with each restart."""
+    """A record that was printed in part would come again with each restart."""
     ascii_only = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr("sys.stdout", ascii_only)
     printing(PrintSink(), "a", "ä")
@@ -176,7 +176,7 @@ def test_what_an_output_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_reader_that_is_gone_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As behind `| head -1`: another attempt would meet nobody either."""
+    """Another attempt would meet nobody either, as after `| head -1`."""
     reading, writing = os.pipe()
     os.close(reading)
     output = open(writing, "w")  # noqa: SIM115 - closing it raises

@@ -166,7 +166,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
 
 @pytest.mark.parametrize("when", ["before the first record", "behind a record", "before another record"])
 def test_a_right_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer_at: Make, when: str) -> None:
-    """The client may say only that it dropped records, or is in a wrong state; the error names the reason."""
+    """The client may only say that it dropped records or is in a wrong state; the error names the reason."""
     guarded.create_topic(topic_name)
     writer = writer_at(guarded, topic_name, {"linger.ms": 0})
     if when != "before the first record":

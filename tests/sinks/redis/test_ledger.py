@@ -98,7 +98,7 @@ def test_a_zombie_of_an_older_incarnation_is_fenced(server: RedisServer) -> None
 
 
 def test_a_ledger_that_went_back_into_a_checkpoint_is_found(server: RedisServer) -> None:
-    """One that has a part of an older checkpoint takes no newer one, whatever is said to be before."""
+    """A part of an older checkpoint lets no newer one in."""
     store = a_stream(server)
     server.client.hset(LEDGER, mapping={"0:checkpoint": "1", "0:part": "2 10"})
     with pytest.raises(LedgerBehind):

@@ -80,7 +80,7 @@ def test_fields_are_written_as_text() -> None:
 
 
 def test_defaults_are_written() -> None:
-    """Also where JSON would omit them: the hash may hold another value."""
+    """JSON would omit them, but the hash may hold another value."""
 
     class Omitting(msgspec.Struct, omit_defaults=True, tag="it", tag_field="type"):
         a: int = 1

@@ -168,7 +168,7 @@ def test_full_memory_is_all_or_nothing(server: RedisServer, kind: Any) -> None:
 
 
 def test_deletions_where_memory_is_full(server: RedisServer) -> None:
-    """Not even these go through: the ledger comes first, which needs room too; nothing is deleted then."""
+    """The ledger comes first, and needs room: nothing is deleted."""
     server.client.set("total:ann", "old")
     store = begun(store_of(server.url, Total | None, key=lambda _: "total:ann"))
     server.client.config_set("maxmemory", 1)
@@ -281,7 +281,7 @@ def test_a_script_of_somebody_else(own_server: Own) -> None:
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_a_server_that_loads_its_data(own_server: Own, durable: bool) -> None:
-    """INFO is answered meanwhile, and tells of a log of writes that is off."""
+    """Meanwhile it answers INFO, which tells of a disabled append-only log."""
     server = own_server(appendonly="yes" if durable else "no")
     store = store_of(server.url, durable=durable)
     store.write(chunks_of(store, totals(3_000)))

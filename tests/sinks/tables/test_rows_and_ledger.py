@@ -97,7 +97,6 @@ GONE, DROPPED = "DELETE FROM exactlyonce_ledger", "DROP TABLE exactlyonce_ledger
     indirect=["tables"],
 )
 def test_a_ledger_lost_during_the_run_stops_it(tables: Tables, statement: str, said: str) -> None:
-    """Without its rows, or the transactions that they stand on, nothing is written."""
     waiting = tables.chunks(tables.ready())
     tables.sql(statement)
     with pytest.raises(StoreError, match=said):

@@ -252,7 +252,7 @@ def test_what_is_taken_back(place: Place, lost: list[bool], monkeypatch: pytest.
 
 
 def test_a_look_that_fails_forgets_the_brokers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look, in a thread of its own, may forget the brokers at any time: the request that has found them asks them."""
+    """A look, in its own thread, may forget the brokers at any time, also right before a request to them."""
     forgotten = property(lambda places: {}, lambda places, found: None)
     for each in ("leaders", "coordinators"):
         monkeypatch.setattr(Places, each, forgotten, raising=False)

@@ -82,7 +82,6 @@ class TestTopic:
             prepare_topic(config(kafka), topic_name)
 
     def test_a_topic_of_one_partition_is_refused(self, kafka: Any, topic_name: str) -> None:
-        """Decisions and blocks need different partitions."""
         kafka.create_topic(f"{topic_name}.checkpoints", 1, **GOOD)
         with pytest.raises(TopicError, match="has 1 partition"):
             prepare_topic(config(kafka), topic_name)
