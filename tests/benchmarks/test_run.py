@@ -21,6 +21,13 @@ FIGURES = {
         "p50 visibility minus the interval": "ms",
         "p99 visibility minus the interval": "ms",
         "duration of its checkpoints": "ms",
+        **{
+            f"visibility of a checkpoint's oldest record, {stage}": "ms"
+            for stage in (
+                *("fetched", "triggered late", "processed", "flushed"),
+                *("decided", "committed", "read", "all"),
+            )
+        },
     },
     "unaligned": {
         "unaligned checkpoints under back-pressure, times sooner": "",
