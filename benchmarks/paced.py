@@ -44,7 +44,9 @@ def feed(cluster: Cluster, topic: str, customers: int, rate: float, seconds: flo
     different = max(DIFFERENT_RECORDS, customers // 5)
     producer, orders = cluster.producer(), itertools.cycle(unfinished(different, customers))
     print("feeding", flush=True)
-    sent, late_s, delivered_s, began = 0, [], [], time.monotonic()
+    sent, began = 0, time.monotonic()
+    late_s: list[float] = []
+    delivered_s: list[float] = []
     while (elapsed := time.monotonic() - began) < seconds or not _is_enough():
         late_s.append(elapsed - sent / rate)
         due = int(min(elapsed * rate, sent + TURN_RECORDS))
