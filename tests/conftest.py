@@ -174,5 +174,5 @@ def image() -> Callable[[str], str]:
 
 @pytest.fixture(scope="session")
 def kafka_image(image: Callable[[str], str]) -> str:
-    """What the plugin's fixtures start in a container."""
+    """The image that the plugin's fixtures start in a container."""
     return image("kafka")

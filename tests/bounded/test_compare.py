@@ -115,7 +115,7 @@ def test_defects_are_found_among_records_without_a_key(
 
 @pytest.mark.parametrize("seed", range(60))
 def test_planted_defects_account_for_every_difference(seed: int) -> None:
-    """What was expected is matched, changed or missing; what is seen is matched, changed, doubled or foreign."""
+    """An expected record is matched, changed or missing; what is seen is matched, changed, doubled or foreign."""
     rng = random.Random(seed)
     wanted = [f"k{rng.randint(0, 5)}:{place if rng.random() < 0.9 else 'same'}" for place in range(rng.randint(1, 300))]
     shown = list(wanted)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.broker
 
 
 def assert_visible(fed: Fed, attribute: str, staging: Path) -> None:
-    """What readers see is what the intervals give along their order logs: nothing less, more, other or otherwise."""
+    """Readers see exactly what the intervals give along their order logs: nothing less, more, other or otherwise."""
     loaded = load_pipeline("bounded_pipelines", attribute, fed.name)
     report = Audit(loaded, ClientConfig(fed.config), in_process, staging, Quiet()).run()
     assert (report.findings, report.unjudged) == ([], [])

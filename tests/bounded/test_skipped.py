@@ -22,7 +22,7 @@ BAD = b'{"id": 7, "customer": 12, "total": 1}'
 
 
 def noted(manifest: Manifest) -> dict[int, tuple[int, tuple[int, ...]]]:
-    """By partition that has any: how many were skipped, and where the last few are."""
+    """The number of skipped records by partition that has any, and the places of the last few."""
     return {each.partition: (each.skipped, each.skipped_at) for each in manifest.offsets if each.skipped}
 
 

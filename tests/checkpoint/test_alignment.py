@@ -75,7 +75,7 @@ def test_at_least_once_nothing_is_held_and_inputs_may_be_barriers_ahead() -> Non
 
 
 def _intervals(rng: random.Random, *, exactly_once: bool) -> Iterator[tuple[bool, bool]]:
-    """Of each interval of some interleaving, whether it took what lies between its barriers, and what is said of it."""
+    """Whether each interval of an interleaving took exactly what lies between its barriers, and the violations."""
     between = {n: [f"{n}.{i}" for i in range(rng.randint(0, 2))] for n in range(1, 6)}
     channels: dict[str, list[Any]] = {name: [each for n in between for each in (*between[n], n)] for name in "abc"}
     alignment = Alignment(channels, exactly_once=exactly_once)

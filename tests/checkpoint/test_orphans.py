@@ -48,17 +48,17 @@ def moved(*, present: str = NEW) -> History:
 
 
 class Kept:
-    """What lies where, and what manifests stand on; a storage may be away."""
+    """Blocks by storage, and the references of manifests; a storage may be away."""
 
     def __init__(self, lies: dict[str, list[StoredBlock]], needs: dict[int, list[StoredBlock]]) -> None:
         self.lies, self.needs, self.asked = lies, needs, list[ScanBlocks]()
         self.away: set[str] = set()
         self.away_for: dict[str, int] = {}
-        """By storage, how many questions it does not answer yet."""
+        """The number of questions that each storage does not answer yet."""
         self.missing: set[int] = set()
         """Checkpoints whose blocks are not found when they are asked for."""
         self.needed: dict[int, bool] = {}
-        """By checkpoint whose blocks were asked for, whether these are waited for."""
+        """Checkpoints whose blocks were asked for, and whether these are waited for."""
 
     def run(self, procedure: Procedure[Any]) -> Any:
         answer: Any = None

@@ -146,7 +146,7 @@ class TestStandby:
         assert succession.awaited(history(life(7), life(8)), alive) is not None, "somebody else was quicker"
 
     def test_while_no_look_succeeds_nobody_is_taken_for_dead(self) -> None:
-        """Who leads cannot write a heartbeat either: it gets the time for one after the outage."""
+        """The leader cannot write a heartbeat either: it gets the time for one after the outage."""
         clock = SimulatedClock()
         succession = Succession(standby=True, clock=clock)
         assert succession.awaited(history(life(7)), alive) is not None

@@ -1,7 +1,8 @@
 """The command, and a pipeline with its input for it to run.
 
 `Command` calls `main` in this process, which has imported what a process of its own would spend a second on importing.
-What is killed, stopped or signalled, and what needs a terminal, is a process (`Command.process`, `Command.start`).
+Runs that are killed, stopped or signalled, and those that need a terminal, are processes (`Command.process`,
+`Command.start`).
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Ended(NamedTuple):
 
 
 def forget_modules(folder: Path) -> None:
-    """What is imported from there next is imported anew: it may have changed."""
+    """Reload modules of this folder at their next import: they may have changed."""
     for name, module in [*sys.modules.items()]:
         if (getattr(module, "__file__", None) or "").startswith(f"{folder}/"):
             del sys.modules[name]
@@ -309,7 +310,7 @@ class Orders:
         self.command.done("reset", self.name, "--yes", "--force")
 
     def begun_elsewhere(self) -> Callable[..., Outcome]:
-        """A run has begun on `other-host`. What is returned has it write a heartbeat, and raises `Fenced` if it was."""
+        """A run has begun on `other-host`. The result writes its heartbeat, and raises `Fenced` if it was fenced."""
         topic = find_topic(self.config.confluent(), self.name)
         log, requests = DecisionLog(self.name, topic, SystemClock()), LogRequests(self.config, topic)
         drive(log.open(), requests)
@@ -346,12 +347,12 @@ class Orders:
         return ends[0] != ends[1]
 
     def totals(self) -> list[bytes | None]:
-        """What is visible in the output, in no certain order, once no transaction is open there."""
+        """Records visible in the output, in no certain order, once no transaction is open there."""
         wait_until(lambda: not self.holds_readers())
         return self.totals_now()
 
     def totals_now(self) -> list[bytes | None]:
-        """What is visible while a transaction is open."""
+        """Records visible while a transaction is open."""
         return [record.value for record in self.kafka.read_committed(f"{self.name}-totals")]
 
 

@@ -233,7 +233,7 @@ class Brokers:
 
 
 def held(owner: TransactionState | None, waiting: Sequence[WaitingOutput] | None = ()) -> Diagnosis:
-    """What is found where *owner* holds readers back, an hour after it began."""
+    """Findings if *owner* holds readers back an hour after it began."""
     found = Findings()
     brokers: Any = Brokers(owner)
     subject: Any = SimpleNamespace(
@@ -391,7 +391,7 @@ def test_whose_transaction_it_is_where_no_decision_was_looked_at() -> None:
 
 
 def test_input_that_was_truncated() -> None:
-    """Where a log ends before what was read of it, or in another leader epoch, the doctor says what a run says."""
+    """The doctor says what a run says if a log ends before what was read of it, or in another leader epoch."""
     read = SourceOffset("s", "t", "id", 0, 10, leader_epoch=3)
     newest = SimpleNamespace(checkpoint=4, pipeline="p", offsets=(read,))
     subject: Any = SimpleNamespace(

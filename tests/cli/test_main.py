@@ -24,7 +24,7 @@ def test_version(command: Command) -> None:
 
 
 def test_help_is_the_documented_one(command: Command) -> None:
-    """As a process of its own prints it; tests/test_docs_tables.py compares that of every command."""
+    """The help that a process prints; tests/test_docs_tables.py compares that of every command."""
     ended = command("savepoints", "list", "--help", COLUMNS="100")
     assert (ended.code, ended.err) == (0, "")
     page = DOCUMENTED.read_text()
@@ -139,7 +139,7 @@ def test_errors_that_a_user_can_fix(command: Command, arguments: tuple[str, ...]
     ids=" ".join,
 )  # fmt: skip
 def test_errors_in_json(command: Command, arguments: tuple[str, ...]) -> None:
-    """With --json an error is one line of JSON on stderr, and nothing else is there, whatever the command."""
+    """An error with --json is one line of JSON on stderr, and nothing else is there, whatever the command."""
     (command.folder / "m.py").write_text("from exactlyonce import Pipeline\ndef wrong() -> Pipeline: return 1\n")
     given = arguments if "--verbose" in arguments else (*arguments, "--json")
     ended = command(*given, "--bootstrap-servers", "h:1")

@@ -46,7 +46,7 @@ def connections_of(orders: Orders, **options: Any) -> PipelineConnections:
 
 @pytest.mark.exhaustive
 def test_another_name_goes_on_from_an_export(orders: Orders, tmp_path: Path) -> None:
-    """From parallelism 3 to 1 and 2, once: the same command goes on, and what is there is not overwritten."""
+    """An export of parallelism 3 is restored at 1 and 2, once: the same command continues and overwrites nothing."""
     orders.ran("--parallelism", "3")
     url = orders.exported(tmp_path / "backups")
     orders.write(70)
@@ -85,7 +85,7 @@ def test_an_export_may_go_once_it_is_restored(orders: Orders, tmp_path: Path) ->
 def test_a_kill_before_the_restored_state_is_decided(
     restores: bool, visible: int, orders: Orders, tmp_path: Path
 ) -> None:
-    """What was written for it goes; the next run begins from the savepoint again, or without it."""
+    """Blocks written for it go; the next run begins from the savepoint again, or without it."""
     savepoint = ("--from-savepoint", exported(orders, tmp_path))
     orders.write(70)
     orders.killed_at("savepoint-written", *savepoint)
@@ -173,7 +173,7 @@ def test_a_run_that_goes_on(orders: Orders) -> None:
 def test_a_checkpoint_that_is_taken_right_before_the_fence(
     orders: Orders, monkeypatch: pytest.MonkeyPatch, rewind: bool
 ) -> None:
-    """With --rewind it changes nothing; else the message says that the other run has ended."""
+    """Another restoration with --rewind changes nothing; else the message says that the other run has ended."""
     number = orders.ended_by_savepoint()
     begin = Leader.begin
 

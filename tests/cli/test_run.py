@@ -22,7 +22,7 @@ from tests.cli.conftest import Orders, wait_until
 
 pytestmark = pytest.mark.broker
 TOTALS = sorted(b"%d" % total for total in range(1, 101) for _ in range(7))
-"""What 700 orders of 1 by 7 customers come to."""
+"""Totals of 700 orders of 1 by 7 customers."""
 
 
 def events(stream: IO[str] | None) -> Iterator[dict[str, Any]]:

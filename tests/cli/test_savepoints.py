@@ -144,7 +144,7 @@ def test_an_export_that_fails(orders: Orders, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.exhaustive
 def test_a_deletion_of_an_export_that_was_broken_off(orders: Orders, tmp_path: Path) -> None:
-    """What is left of it is no savepoint, and goes with the same command, for its own pipeline alone."""
+    """The rest of it is no savepoint, and goes with the same command, for its own pipeline alone."""
     orders.ran()
     url, command = orders.exported(tmp_path / "backups"), orders.command
     deletion = ("savepoints", "delete", orders.name, url)

@@ -36,7 +36,7 @@ def test_a_dict_by_records() -> None:
 
 
 def test_decoded_by_schema() -> None:
-    """What the schema says of fields that are written by position holds within other values, too."""
+    """The schema's notes on fields that are written by position apply within other values, too."""
     point = {"record": "Point", "fields": [["x", "int"], ["y", {"optional": "int"}]], "array": True}
     assert decoded(canonical_key([1, 2]), {"union": [point, "null"]}) == {"x": 1, "y": 2}
     assert decoded(canonical_key({"a": [1]}), {"dict": ["str", point]}) == {"a": {"x": 1}}

@@ -82,12 +82,12 @@ class Cluster:
         )
 
     def visible(self, topic: str) -> list[bytes]:
-        """What a read_committed reader sees, sorted, once no transaction is open on the topic."""
+        """Values that a read_committed reader sees, sorted, once no transaction is open on the topic."""
         self.settle(topic)
         return self.visible_now(topic)
 
     def visible_now(self, topic: str) -> list[bytes]:
-        """What a read_committed reader sees, sorted, up to the first open transaction."""
+        """Values that a read_committed reader sees, sorted, up to the first open transaction."""
         ends = self.topics.end_offsets(topic, committed=True)
         overrides = {
             "group.id": "reader",

@@ -1,7 +1,7 @@
 """A proxy that speaks enough of Kafka's protocol to lose a certain request, to lose its answer, or to bring it late.
 
-What a broker has done when its answer is lost, or what an old request does that arrives behind newer ones, cannot be
-made otherwise. A request is known by its kind and by what its bytes hold.
+Only a proxy can show what a broker has done when its answer is lost, or what an old request does that arrives after
+newer ones. A request is known by its kind and by what its bytes hold.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Fate(Enum):
 
 @dataclass
 class Fault:
-    """What the next request of kind *api* meets whose bytes hold *holding*, and nothing of *lacking*."""
+    """Order a fault for the next request of kind *api* whose bytes hold *holding*, and nothing of *lacking*."""
 
     api: int
     fate: Fate
@@ -51,7 +51,7 @@ class Fault:
 
 
 class KafkaProxy:
-    """Forwards to a broker. Of the requests of all clients, a fault meets the first that fits it."""
+    """Forwards to a broker. A fault meets the first request of any client that fits it."""
 
     def __init__(self) -> None:
         self._server = socket.create_server(("127.0.0.1", 0))

@@ -44,7 +44,7 @@ class Run:
         resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
         self.events: list[dict[str, Any]] = []
         self.text: list[str] = []
-        """What it wrote to stderr that is no event."""
+        """Lines on stderr that are no events."""
         self._fresh: queue.Queue[dict[str, Any]] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -198,7 +198,7 @@ def workers_of(incarnation: Run) -> list[int]:
 
 
 def await_stopped(process: int) -> None:
-    """By a failpoint, whose action is "stop"."""
+    """Wait until a failpoint with the action "stop" has stopped the process."""
     until(lambda: Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
 
 
@@ -206,7 +206,7 @@ def abort_while_a_worker_sleeps(
     job: Run, kafka: KafkaCluster, topic: str, folder: Path, first: int
 ) -> list[tuple[str, str]]:
     """Feeds *topic*, which `pipelines.stopping` reads, a thousand orders from number *first* on, again and again until
-    a checkpoint was aborted while a worker slept, and wakes it. What was fed.
+    a checkpoint was aborted while a worker slept, and wakes it. Returns the orders that were fed.
 
     A worker that falls asleep before its sink's next producers are ready is replaced, and no checkpoint is aborted:
     rare in a job that was idle."""
@@ -234,7 +234,7 @@ def _aborts(job: Run, since_ms: int) -> bool:
 
 
 def visible(kafka: KafkaCluster, topic: str, count: int) -> list[Committed]:
-    """What readers of *topic* see, once it is *count* records; or fewer, if no more become visible in time."""
+    """The records that readers of *topic* see, once there are *count*; or fewer, if no more become visible in time."""
     deadline = time.monotonic() + LIMIT_S
     while len(found := kafka.read_committed(topic)) < count and time.monotonic() < deadline:
         time.sleep(0.05)

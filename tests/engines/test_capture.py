@@ -212,7 +212,7 @@ def _graph(name: str = "p") -> Any:
 
 @pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 2), (2, 3), (3, 1), (1, 3)])
 def test_every_record_on_its_way_is_restored_once_by_who_owns_its_key_in_its_order(before: int, after: int) -> None:
-    """At any parallelism; records of the second of two shuffles go before those of the first."""
+    """The parallelism may be any; records of the second of two shuffles go before those of the first."""
     graph, kept = _graph(), Kept()
     groups = dict(zip(range(300), key_groups([canonical_key(n) for n in range(300)], 8), strict=True))
     logs = []

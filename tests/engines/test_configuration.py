@@ -203,7 +203,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     },
     "state": {"backend": "rocksdb", "memory": "2gb", "folder": "/fast"},
 }  # fmt: skip
-"""By table of a file and key, what is not the default."""
+"""Settings other than the default, by table of a file and key."""
 NEEDED: dict[str, dict[str, Any]] = {
     "map": {"from_savepoint": 12},
     "allow_dropped_state": {"from_savepoint": 12},
@@ -211,7 +211,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "memory": {"backend": "rocksdb"},
     "folder": {"backend": "rocksdb"},
 }
-"""What some make no sense without."""
+"""Settings without which others make no sense."""
 
 
 def directly(table: str, key: str) -> str:
@@ -249,7 +249,7 @@ def test_a_setting_is_the_same_wherever_it_is_given(table: str, key: str, tmp_pa
 
 
 def test_no_setting_of_a_file_is_left_out() -> None:
-    """What is tried in the three places is all that a file may have, but for restarts and Kafka's own settings."""
+    """The settings compared in three places are all that a file may have, except restarts and Kafka's own."""
     assert {table: {*keys} for table, keys in OTHERS.items()} == {table: {*keys} for table, keys in TABLES.items()}
 
 

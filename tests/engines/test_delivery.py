@@ -52,7 +52,7 @@ class Delivered:
         job.feed(COUNT)
 
     def of(self, delivery: str, count: int = COUNT) -> list[Tally]:
-        """In the topic, where *count* records are awaited, and in the database."""
+        """Rows in the topic, where *count* records are awaited, and in the database."""
         values = [each.value or b"" for each in visible(self.job.kafka, f"{self.job.name}-{delivery}", count)]
         return [tally(values), tally(rows(self.folder / f"{delivery}.db"))]
 

@@ -41,7 +41,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledged(storage: FileStorage, records: int) -> Ack:
-    """What the head of a loop acknowledges, round which so many records go that all rest."""
+    """An acknowledgement of a loop's head, round which so many records go that all rest."""
     messages: list[Acknowledge] = []
     blocks, new = storage.begin(1, 0), LocalChannel()
     loop = LoopChannel(Node("back", Kind.FEEDBACK, pause_ms=60_000), Node("end", Kind.MAP), lambda: 0.0)

@@ -19,7 +19,7 @@ from exactlyonce.testing.cluster import KafkaCluster
 
 pytestmark = pytest.mark.broker
 CUSTOMERS = [f"c{i}" for i in range(20) if subtask_of(key_group(canonical_key(f"c{i}"), 128), 2, 128) == 1]
-"""Of the second worker: the first, which waits at the gate, takes nothing, so few others come past it."""
+"""Customers of the second worker: the first, which waits at the gate, takes nothing, so few others come past it."""
 
 
 class Gated:

@@ -347,7 +347,7 @@ def test_a_loop_of_another_type(tmp_path: Path, restoring: Any) -> None:
 
 
 class Tagged(msgspec.Struct):
-    """Of which a set may be written in another order, and a float as the integer that it was given as."""
+    """Values that may be written otherwise: a set in another order, a float as the integer that it was given as."""
 
     weight: float
     tags: set[str]

@@ -43,7 +43,7 @@ class Written(NamedTuple):
 
 
 def refusal(encoder: SinkEncoder, *records: Any) -> str:
-    """What is said where a batch of these cannot be written, whose first is at orders[2] offset 10."""
+    """The error for a batch of these that cannot be written, whose first is at orders[2] offset 10."""
     origins = [Coordinates("orders", 2, 10 + place) for place in range(len(records))]
     written = Written([])
     with pytest.raises(RecordError) as refused:

@@ -80,7 +80,7 @@ def test_defaults_and_names_are_in_the_schema() -> None:
 
 
 def test_a_schema_can_be_given() -> None:
-    """With a schema the type only says what to make of what is read."""
+    """The type only says what to make of a value that is read with a schema."""
     schema = {"type": "record", "name": "Other", "fields": [{"name": "sku", "type": "string"}]}
     assert AvroCodec(Line, schema).decode(AvroCodec(Line, schema).encode(Line("a", 5))) == Line("a", 1)
 

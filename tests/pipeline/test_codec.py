@@ -116,7 +116,7 @@ class Reading(msgspec.Struct):
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 def test_a_number_that_json_has_not_is_refused(number: float) -> None:
-    """At any depth it would be written as null, which is another value. None stays null."""
+    """A number without a JSON form would be written as null, which is another value, at any depth. None stays null."""
     assert JsonCodec(Reading).encode(Reading(None, {"x": (1.5,)})) == b'{"at":null,"parts":{"x":[1.5]}}'
     assert JsonCodec(Any).encode([msgspec.Raw(b"null"), None]) == b"[null,null]"
     cases: list[tuple[Codec[Any], Any]] = [

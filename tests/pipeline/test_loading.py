@@ -1,4 +1,4 @@
-"""From a name to a pipeline, and from a script or a prompt to a run."""
+"""Loading a pipeline by its name, and running it from a script or a prompt."""
 
 from __future__ import annotations
 

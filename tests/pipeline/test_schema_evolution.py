@@ -233,7 +233,7 @@ def records(draw: st.DrawFn, depth: int, hashable: bool) -> Drawn:
 
 @st.composite
 def unions(draw: st.DrawFn, depth: int) -> Drawn:
-    """Of records with tags, and of what may be missing."""
+    """Unions of records with tags, and of values that may be missing."""
     if draw(st.booleans()):
         old, new, values = draw(drawn(depth - 1, False))
         return old | None, draw(st.sampled_from([new | None, new])), values | st.none()
@@ -254,7 +254,7 @@ def drawn(draw: st.DrawFn, depth: int = 2, hashable: bool = False) -> Drawn:
 
 
 class Fields(dict[str, Any]):
-    """What a record has, by its written names."""
+    """The fields of a record, by their written names."""
 
 
 def tree(value: Any) -> Any:

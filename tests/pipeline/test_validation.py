@@ -74,7 +74,7 @@ out: Any = PrintSink()
 other: Any = Pipeline("q").source("orders", KafkaSource("orders", value=Order))
 
 Write = Callable[[Any, Any], object]
-"""What is written: of a pipeline, and its stream of orders."""
+"""A function that writes a test's steps: of a pipeline, and its stream of orders."""
 
 MISTAKES: dict[str, Write] = {
     "has no sink: end with .sink": lambda p, s: s.peek(),

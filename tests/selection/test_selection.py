@@ -102,7 +102,7 @@ def test_without_an_engine_containers_are_skipped_but_not_in_ci(
 
 
 def test_a_broken_off_run_goes_on_where_it_was(suite: pytest.Pytester) -> None:
-    """What passed is run again once a file has changed, and after a run that ended well; what was skipped, always."""
+    """Passed tests run again once a file has changed, and after a run that ended well; skipped ones always do."""
     suite.makepyfile(test_a="def test_a(): pass", test_b="import os\ndef test_b(): assert 'FIXED' in os.environ")
     suite.makepyfile(test_c="import pytest\ndef test_c(): pytest.skip('not here')")
     commit(suite)

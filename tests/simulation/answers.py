@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from world import World
 
 TIMEOUT_MAX_MS = 20_000
-"""What the broker allows: everything goes faster here."""
+"""Limits of the broker: everything goes faster here."""
 
 
 class LogAnswers:

@@ -39,7 +39,7 @@ BOUNDS = (
     (write_ahead, "LISTED_MAX", 3),
     *SMALL,
 )
-"""What is met here by few records and in little time, too."""
+"""Bounds that are met here by few records and in little time, too."""
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 These and the processes are all that is not the shipped code in a simulated worker. A client queues what it is asked to
 do, and its own simulated thread does it, one request a step; so the process can be killed or paused between any two,
-and a request or its answer can be lost. What a killed process had under way may still be carried out.
+and a request or its answer can be lost. Requests of a killed process that are under way may still be carried out.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class SimulatedBlockProducer(Produced):
         super().__init__(process, None, -1, -1)
         self._callbacks: deque[Callable[[], None]] = deque()
         self._awaited: dict[int, deque[OnDelivery]] = {}
-        """By partition, in the order of the records."""
+        """Callbacks by partition, in the order of the records."""
 
     def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
         self._awaited.setdefault(partition, deque()).append(on_delivery)
@@ -289,7 +289,7 @@ class FetchedBlocks:
     def __init__(self) -> None:
         self.found: dict[BlockRef, Block] = {}
         self.at_once: World | None = None
-        """Where blocks are read in the midst of a step: by a table that reads them when a record wants them."""
+        """The world if blocks are read in the midst of a step: by a table that reads them when a record wants them."""
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
         wanted = list(dict.fromkeys(refs))
@@ -406,7 +406,7 @@ class Pipe:
     def __init__(self, process: Process, size: int) -> None:
         self.process, self.size = process, size
         self.buffer = bytearray()
-        """What the other end has written."""
+        """Bytes that the other end has written."""
         self.peer: Pipe
 
     def send(self, data: memoryview, /) -> int:

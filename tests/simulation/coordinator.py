@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 LOOK_PAUSE_MS = 20
 LOOK_TIMEOUT_MS = 30_000
-"""By then the broker has ended whatever is open and was not lost."""
+"""The broker has ended whatever was open and not lost by then."""
 LANE_PAUSE_MS = 3
 
 
@@ -99,7 +99,7 @@ class WatchedJob(Job):
         super()._perform(effect)
 
     def _triggered(self, trigger: events.Trigger) -> events.Trigger:
-        """As luck has it, the checkpoint must be aligned."""
+        """The checkpoint must be aligned, by luck."""
         world, number, checkpoint = self.world, self.coordinator.number, trigger.checkpoint
         world.oracle.savepoints.triggered(number, checkpoint, final=trigger.final, savepoint=trigger.savepoint)
         chance = world.luck.aligned_chance
@@ -393,7 +393,7 @@ class SimulatedCoordinator:
             pass
 
     def _looked(self, committable: Committable) -> Steps:
-        """What readers see at the first record, once the last stable offset has passed it."""
+        """The view of readers at the first record, once the last stable offset has passed it."""
         self.world.seen["look"] += 1
         first, ours = committable.written[0], (committable.producer_id, committable.epoch)
         deadline_ms = self.world.clock.monotonic_ms() + LOOK_TIMEOUT_MS

@@ -39,7 +39,7 @@ class FaultInjector:
         self.made_anew, self.made_anew_ms = "", 0
         """The input topic that was deleted and created again, and when."""
         self._leaders: dict[str, int] = {}
-        """Of a partition or an id that has moved, how often."""
+        """How often a partition or an id has moved."""
         self._unreachable: dict[str, int] = {}
         """Until when a partition or an id that is moving is, or a broker that is away."""
         rng = self.rng
@@ -107,9 +107,9 @@ class FaultInjector:
         """Before a request of a procedure: perhaps *coordinator* ends or sleeps here.
 
         Between a decision and its commits all may be down until a transaction times out, which is to be written again
-        then; what is to be copied may be gone. If the checkpoint carries output of aborted ones, likely all are down
-        until the oldest transaction times out and the next ones do not. Rare and delicate is the writing of lost
-        markers: likely it times out.
+        then; what is to be copied may be gone. All are likely down until the oldest transaction times out and the next
+        ones do not, if the checkpoint carries output of aborted ones. Rare and delicate is the writing of lost markers:
+        likely it times out.
         """
         if coordinator.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < self.cleaned_chance:
             self.clean()

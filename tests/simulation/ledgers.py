@@ -1,7 +1,7 @@
 """The judge of stores that keep a ledger: it sees every request that a store carries out, and the decisions.
 
-What may be in a store is worked out from the manifests alone: each row was set aside in a block that the judge has read
-itself, committables of one sink subtask come in the order of their checkpoints, and each comes once.
+The possible contents of a store follow from the manifests alone: each row was set aside in a block that the judge has
+read itself, committables of one sink subtask come in the order of their checkpoints, and each comes once.
 """
 
 from __future__ import annotations
@@ -35,19 +35,18 @@ class Ledgers:
         self.finalized: dict[Of, int] = {}
         """Likewise, of what is finalized."""
         self.applied: set[str] = set()
-        """By name, what is in the store."""
+        """Rows in the store, by name."""
         self.put_back = False
         """Whether the store was restored from a backup."""
         self.made_anew = ""
         """The id of the checkpoint topic, if it was made anew."""
         self._decided: dict[str, Decided] = {}
         self._order: dict[Of, list[str]] = {}
-        """By sink subtask, the names of what is decided, in the order of the checkpoints at whose barriers it was
-        cut."""
+        """The names of decided rows by sink subtask, in the order of the checkpoints that cut them."""
         self._fenced: dict[str, int] = {}
-        """By sink, the newest incarnation that has fenced."""
+        """The newest incarnation that has fenced, by sink."""
         self._shown: dict[str, int] = {}
-        """By sink, how many rows were read."""
+        """The number of rows that were read, by sink."""
 
     # --- decisions
 
@@ -119,7 +118,7 @@ class Ledgers:
 
     @property
     def lacks(self) -> list[str]:
-        """What is finalized and not there. What had been sent before the store was put back may bring it again."""
+        """Finalized rows that are missing. Rows sent before the store was restored may bring it again."""
         every = (name for names in self._order.values() for name in names)
         return [name for name in every if self._is_in(name, self.finalized) and name not in self.applied]
 
@@ -142,7 +141,7 @@ class WatchedStore(StoreModel):
         self.ledgers: Ledgers
         """The judge."""
         self.before: Callable[[], None]
-        """To be called before anything is judged."""
+        """A function to call before anything is judged."""
 
     def fence(self, pipeline: str, sink: str, incarnation: int, origin: str) -> Mapping[int, int]:
         found = super().fence(pipeline, sink, incarnation, origin)

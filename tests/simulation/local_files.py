@@ -1,8 +1,8 @@
 """The state backends of simulated workers: in memory or in local files, drawn anew for each attempt.
 
 The local files are real ones, of RocksDB, in a folder of this history. An attempt may find those of the one before, or
-none, as on another machine; a zombie still has its own. What is drawn here changes nothing that is drawn elsewhere.
-There is one thread: files are saved at once, so that a seed is one history.
+none, as on another machine; a zombie still has its own. Draws here change none elsewhere. There is one thread: files
+are saved at once, so that a seed is one history.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ TIERED_CHANCE = 0.05
 
 @contextmanager
 def fetching_seldom() -> Iterator[None]:
-    """Within this a table takes its time to read what no record wants."""
+    """A context in which a table takes its time to read what no record wants."""
     real, turns = table.TieredTable.fetch, count()
 
     def fetch(self: table.TieredTable[Any]) -> bool:
@@ -75,7 +75,7 @@ class LocalState:
         self._rng = random.Random(f"local state of {seed}")
         self._is_tiered = self._rng.random() < (TIERED_CHANCE if chance is None else chance)
         self._folders: list[tempfile.TemporaryDirectory[str]] = []
-        """Of one machine after the other; zombies may still work in older ones."""
+        """The folders of one machine after the other; zombies may still work in older ones."""
         self._drawn: dict[tuple[int, int], StateSettings] = {}
 
     def settings(self, attempt: Attempt) -> StateSettings:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 IDLE_MS = 60
 """A loop with nothing to do comes round so often; it is woken when there is."""
 IDLE_UNDER_LOAD_MS = 10
-"""Where it takes time that records of a source gather, as with the one that ships."""
+"""Records of a source take time to gather, as with the one that ships."""
 
 
 class Attempt:
@@ -74,7 +74,7 @@ class Process:
         self.pid: int | None = None
         self.alive, self.paused_until_ms = True, 0
         self.busy_ms = 0
-        """What the records of the turn that goes on have cost."""
+        """The cost of the records of the current turn."""
         self._busy_until_ms = 0
         """Until what those of the last one cost is over."""
         self.is_gone = False
@@ -155,7 +155,7 @@ class Process:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL. What was under way to the broker may still arrive."""
+        """SIGKILL. Requests under way to the broker may still arrive."""
         if not self.alive:
             return
         self.alive, self.is_gone = False, True

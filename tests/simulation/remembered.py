@@ -21,7 +21,7 @@ from exactlyonce.checkpoint.records.encoding import DecisionKey
 from exactlyonce.connectors.kafka.checkpoint_topic import blocks
 
 ANSWERS_MAX = 1_000
-"""Of each function."""
+"""The limit of each function."""
 _PURE = tuple(
     (owner, name, vars(owner)[name], lru_cache(ANSWERS_MAX)(getattr(owner, name)))
     for owner, name in (

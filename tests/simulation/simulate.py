@@ -27,15 +27,15 @@ from world import replay_command, simulate
 OBJECTS_BETWEEN_COLLECTIONS = 200_000
 """A world is full of cycles, and goes as a whole: to look for them more often only takes time."""
 COLUMNS = 3
-"""Of what was met."""
+"""The columns of the table of events."""
 SHOWN_MAX = 5
 """Failures that are shown whole."""
 ANY = "any"
-"""In place of a luck: the seed says which, and with which topology."""
+"""Instead of a luck: the seed says which, and with which topology."""
 
 
 def shapes_of(luck: str) -> list[str | None]:
-    """With which topologies it means something; None: as drawn."""
+    """The topologies with which it means something; None: as drawn."""
     if "cycles" in luck:
         return [*LOOP_SHAPES]
     if LUCK[luck].load:

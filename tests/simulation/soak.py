@@ -30,7 +30,7 @@ CHUNK = 100
 CHUNKS_OF_A_PROCESS = 50
 
 Soak = dict[str, Any]
-"""Of one commit: its name, how many chunks are done, and the seeds that broke, each with its luck."""
+"""The progress on one commit: its name, how many chunks are done, and the seeds that broke, each with its luck."""
 
 
 def seeds_of(chunk: int) -> tuple[range, str | None]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 RESTORED, ANEW = "restored from a backup", ("another checkpoint topic", "the topic was deleted")
 GONE = "is gone, which every run makes"
-"""What the halts say."""
+"""The text of the halts."""
 HARMS = ("restore_while_down", "restore_while_away", "make_topic_anew", "reset")
 FORGOTTEN_MS = EXPIRY_MS + 10_000
 AGAIN_STEPS = 200
@@ -49,7 +49,7 @@ class StoreAnswers:
         self._stores = PipelineStores(self._world.graph, self._blocks)
         self.staging = self._stores.staging
         self._under_way: tuple[Any, Answer] | None = None
-        """What has been asked, and its answer, which the leader hears later: it is told that the store is at it."""
+        """The request and its answer, which the leader hears later: it is told that the store is at it."""
 
     def __call__(self, request: requests.FenceStore | requests.CleanStore | requests.CommitStaged) -> Steps:
         """The answer, at once or, as of a store that takes long, when it is asked for again."""
@@ -99,7 +99,7 @@ class Stores:
         self.slow_chance = 0.0
         """That a leader is told that the store is at it, though it has done what it was asked."""
         self.harm = choice(HARMS) if self.rng.random() < 0.2 else ""
-        """What people do to the store or to the checkpoint topic: a method."""
+        """The harm that people do to the store or to the checkpoint topic: a method."""
         self._backup_at = self.rng.randint(0, 2_000)
         self._harm_at = self._backup_at + self.rng.randint(1, 2_000)
         self._backup: StoreContents | None = None
@@ -178,7 +178,7 @@ class Stores:
             getattr(self, self.harm)()
 
     def go_away(self) -> None:
-        """For a moment, or for longer than anybody waits. All that was under way is lost."""
+        """Be away for a moment, or for longer than anybody waits. All that was under way is lost."""
         away_ms = self.rng.choice((10, 200, 1_000, self.timeout_ms + 500))
         self.world.note(f"the store is away for {away_ms} ms")
         self._away_until_ms = self.clock.monotonic_ms() + away_ms

@@ -28,12 +28,12 @@ class Left(NamedTuple):
     """Keys in the decision log."""
     transactional_ids: int
     kept: int
-    """What the coordinator remembered of the log and of blocks."""
+    """Entries of the log and of blocks that the coordinator remembered."""
 
 
 LIMITS = Left(blocks=30, decisions=20, transactional_ids=205, kept=40)
 SEED = 5
-"""Of a pipeline of one subtask with frequent checkpoints, of which some complete in so short incarnations."""
+"""A pipeline of one subtask with frequent checkpoints, of which some complete in so short incarnations."""
 
 
 def died_early(seed: int, count: int) -> list[Left]:

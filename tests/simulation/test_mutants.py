@@ -11,7 +11,7 @@ from watched import Asserted, Broken
 from world import simulate
 
 MUTANT_SEEDS = 120
-"""Within so many seeds every planted defect is found."""
+"""Every planted defect is found by so many seeds."""
 
 
 class Found(NamedTuple):

@@ -24,7 +24,7 @@ FAULTS = {
     "markers of a decision lost", "aborted output removed",
     "leader moved", "one broker away", "not leader", "partitions added", "topic made anew",
 }  # fmt: skip
-"""What is done to the job."""
+"""Faults of the job."""
 INTERRUPTED = {
     f"at {request}"
     for request in (
@@ -39,7 +39,7 @@ CONSEQUENCES = {
     "copy", "replay", "replay of a part", "look", "unknown commit", "markers rewritten", "halt",
     "Fenced", "Undetermined", "BrokerUnavailable",
 }  # fmt: skip
-"""What the job had to do about it."""
+"""Reactions of the job."""
 DRAWN = {f"topology {name}" for name in SHAPES}
 ALL = FAULTS | INTERRUPTED | CONSEQUENCES | DRAWN
 RARE = {
@@ -48,12 +48,12 @@ RARE = {
     "one broker away", "partitions added", "proven", "replay of a part", "slow subtask", "stop asked for",
     "topic made anew", "unknown commit", "worker crashed",
 }  # fmt: skip
-"""What fewer than three seeds of a dozen meet: were a request more or less sent, none might."""
+"""Events that fewer than three seeds of a dozen meet: were a request more or less sent, none might."""
 SHAPES_OF = {
     "cycles": "cycle", "rescaled cycles": "nested", "unaligned cycles": "mutual", "cycles at least once": "nested",
     "cycles from savepoint": "cycle",
 }  # fmt: skip
-"""By luck of loops, a topology that has some."""
+"""A topology with loops for each luck of loops."""
 ELSEWHERE = {
     "at least once", "cancelled", "cancelled and deleted", "stores", "carried", "slow stores", *HARMS,
     *(MUTANTS[name].luck for name in SAMPLE),

@@ -40,7 +40,7 @@ class Event(msgspec.Struct, frozen=True):
     way: str = ""
     """The branches that it took."""
     totals: tuple[int, ...] = ()
-    """What the counts on its way made of it."""
+    """The totals given by the counts on its way."""
 
 
 class Tally(msgspec.Struct):
@@ -71,7 +71,7 @@ class Step:
     id: str
     inputs: tuple[str, ...] = ()
     key: str = "first"
-    """Of a count, a tally or a sink: the field that is the key."""
+    """The key field of a count, a tally or a sink: the field that is the key."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ STORE_SHAPES = {
     "store-diamond": f"{SHAPES['diamond']}, rows: store totals, lefts: store left, rights: store right",
     "store-shuffles": f"{SHAPES['shuffles']}, inners: store inner, rows: store totals",
 }
-"""With sinks that write to a store; "store-alone" has no transaction of any sink."""
+"""Shapes with sinks that write to a store; "store-alone" has no transaction of any sink."""
 LOOP_SHAPES = {
     "cycle": """
         in: source, back: loop around~, both: union in back, totals: COUNT both, every: sink totals,
@@ -317,7 +317,7 @@ LOOP_SHAPES = {
         rights: union more right, others: count rights by second, right-again: again others,
         copy: sink right-again by second""",
 }
-"""What is counted comes round, up to three times: in a loop, in a loop in a loop, in two loops that feed each other."""
+"""Counted records come round, up to three times: in a loop, in a loop in a loop, in two loops that feed each other."""
 LOAD_SHAPES = {
     "one-shuffle": "in: source, read: branch in, totals: COUNT read, out: sink totals",
     "two-shuffles": "in: source, read: branch in, inner: count read by second, totals: COUNT inner, out: sink totals",
@@ -328,7 +328,7 @@ LOAD_SHAPES = {
         in: source, read: branch in, totals: COUNT read, back: loop called~, both: union totals back,
         called: called both, out: sink called""",
 }
-"""For constant load: one to three shuffles, and a loop in which records wait for a service."""
+"""Shapes for constant load: one to three shuffles, and a loop in which records wait for a service."""
 STATELESS = "in: source, mapped: branch in, some: keep mapped, doubled: twice some, out: sink doubled"
 NAMED_SHAPES = {**STORE_SHAPES, "stateless": STATELESS, **LOOP_SHAPES, **LOAD_SHAPES}
 """Reached by name only: what a seed draws without is what it always drew."""
@@ -342,7 +342,7 @@ ANY_LOAD = "load"
 
 @dataclass
 class Input:
-    """What is written to a source's topic: the two keys of each record, by partition."""
+    """The records of a source's topic: the two keys of each record, by partition."""
 
     partitions: list[list[tuple[str, str]]] = field(default_factory=list)
     at_first: int = 0

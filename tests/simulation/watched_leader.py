@@ -40,7 +40,7 @@ class WatchedLeader(Leader):
         self.known_blocks = KnownBlocks(world.settings, staging=stages(world.graph))
         super().__init__(config, log, self.known_blocks, world.clock, lambda text: world.note(f"{coordinator}: {text}"))
         self.asked: deque[Asked] = deque()
-        """What people ask of this incarnation, but for savepoints."""
+        """Requests of people to this incarnation, except savepoints."""
         self._looks = 0
         self.cancelled_behind: int | None = None
         """The last checkpoint that may be decided, once somebody has cancelled the run."""
@@ -102,7 +102,7 @@ class WatchedLeader(Leader):
         return Asked(id=request, incarnation=self.coordinator.number, action=SAVEPOINT, stop=stop)
 
     def is_asked(self, action: str, savepoint: int = 0) -> None:
-        """By somebody, who leaves it in the mailbox."""
+        """Note an action that somebody leaves in the mailbox."""
         number = self.coordinator.number
         self.asked.append(Asked(id=f"{action}-{savepoint}", incarnation=number, action=action, checkpoint=savepoint))
 

@@ -68,9 +68,9 @@ RETRY_PAUSE_MS = 10
 TRANSACTION_TIMEOUT_MAX_MS = 20_000
 CONDEMNED = "are to be deleted"
 SURVIVABLE = (Fenced, Undetermined, BrokerUnavailable, StoreUnavailable, StoppedShort)
-"""What a coordinator may end with, and the next one goes on."""
+"""Errors with which a coordinator may end before the next one goes on."""
 HALTS = (Halt, TopicError)
-"""What it ends with when an input topic is not the one that was read."""
+"""The error of a coordinator whose input topic is not the one that was read."""
 
 
 class Thread:
@@ -265,7 +265,7 @@ class World:
         return len(found.logs) if found else 0
 
     def end_of(self, topic: str, partition: int) -> int:
-        """Where the partition ends; -1: there is none."""
+        """The end offset of the partition; -1: there is none."""
         found = self.broker._topics.get(topic)
         return found.logs[partition].end_offset if found and partition < len(found.logs) else -1
 

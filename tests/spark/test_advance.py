@@ -38,7 +38,7 @@ def ended(fed: Fed, folder: Path, name: str, *options: str, failpoints: str = ""
 
 
 def assert_finished(fed: Fed, folder: Path) -> None:
-    """Whoever comes next, without Spark, finds and leaves everything as if nothing had happened."""
+    """A later run without Spark finds and leaves everything as if nothing had happened."""
     pipeline = load_pipeline("bounded_pipelines", "broad", fed.name)
     summary = catch_up(fed, pipeline, 2, folder / "staging")
     fed.assert_output()
@@ -47,8 +47,8 @@ def assert_finished(fed: Fed, folder: Path) -> None:
 
 
 def test_speculation_in_sparks_own_settings(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What spark-defaults.conf turns on is refused as well, before anything is begun; Spark's lines are kept in a file
-    where one is named."""
+    """Speculation that spark-defaults.conf turns on is refused as well, before anything is begun; Spark's lines are
+    kept in a file where one is named."""
     fed.feed(300)
     (tmp_path / "spark-defaults.conf").write_text("spark.speculation true\n")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
@@ -130,8 +130,8 @@ def test_tasks_that_fail_are_tried_again(
     "failpoint", ["unit-computed", "publication-flushed", "coordinator-checked", "coordinator-committed"]
 )
 def test_the_jvm_is_killed(failpoint: str, fed: Fed, tmp_path: Path) -> None:
-    """Without its JVM under a task the driver ends with a message, and whoever comes next finishes what was begun. At
-    the manifest and at the end of the checkpoint Spark is not needed any more: the driver ends well."""
+    """Without its JVM under a task the driver ends with a message, and whoever comes next finishes what was begun.
+    Spark is not needed any more at the manifest and at the end of the checkpoint: the driver ends well."""
     fed.feed(3_000)
     with command(fed, tmp_path, "backfill", failpoints=f"{failpoint}=stop") as driver:
         driver.await_fired(failpoint)

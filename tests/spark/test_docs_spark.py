@@ -23,7 +23,7 @@ ON_THIS_MACHINE = PAGE.partition("## On a cluster")[0]
 
 
 def blocks(kind: str) -> list[str]:
-    """What is fenced before the part about clusters, which `test_local_cluster.py` tests."""
+    """Code blocks before the part about clusters, which `test_local_cluster.py` tests."""
     return re.findall(rf"^```{kind}\n(.*?)^```$", ON_THIS_MACHINE, re.DOTALL | re.MULTILINE)
 
 

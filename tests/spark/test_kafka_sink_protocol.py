@@ -131,7 +131,7 @@ def test_another_query_is_refused_until_it_adopts_the_sink(world: World) -> None
 def test_a_decided_transaction_that_the_broker_aborted_is_written_again(
     world: World, transactions: Transactions, failing: Callable[[str], None]
 ) -> None:
-    """With everything down for longer than a transaction may last, the rows of a decided batch are copied."""
+    """The rows of a decided batch are copied if everything was down for longer than a transaction may last."""
     planner, committer = world.pair("a")
     flushed = world.tasks(planner, 0)
     failing("coordinator-decided")
@@ -190,7 +190,7 @@ def test_a_gap_is_a_halt(world: World) -> None:
 
 
 def test_batches_that_an_older_version_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a decision has no tally of its rows, their number is that of its transactions, if it is retained."""
+    """The number of rows of a decision without a tally is that of its transactions, if it is retained."""
     offsets = Position.offsets
 
     def older(position: Position) -> tuple[SourceOffset, ...]:
@@ -239,8 +239,7 @@ def test_the_writes_of_a_function_of_foreach_batch(world: World) -> None:
 
 
 def test_runs_of_drivers_of_one_application() -> None:
-    """Where a cluster starts an application's driver again, each begins to count what it executes, and nothing of one
-    is taken for the same run as of another."""
+    """A cluster may restart a driver, whose counters begin again: its runs are not taken for an earlier driver's."""
 
     def run(started: int, root: int) -> str:
         told = {"sql.streaming.queryId": QUERY, "streaming.sql.batchId": "7", "spark.app.id": "application_1_0001"}

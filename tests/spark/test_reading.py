@@ -159,7 +159,7 @@ def sizes(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) -> l
 
 class TestOffsets:
     def test_a_topic_that_is_made_anew_after_a_batch_was_planned(self, kafka: Any, topic: str) -> None:
-        """Where loss is allowed, the batch is empty that was planned of the old one, and the next has the new one."""
+        """A batch planned of the old topic is empty if loss is allowed, and the next has the new one."""
         reader = stream(kafka, topic, failOnDataLoss="false")
         start = reader.initialOffset()
         planned = reader.latestOffset(start, ALL)

@@ -226,7 +226,7 @@ def test_errors(spark: Any, shop: Shop) -> None:
 
 @pytest.mark.exhaustive
 def test_a_checkpoint_that_expires(shop: Shop, tmp_path: Path) -> None:
-    """What is loaded keeps its checkpoint; once its blocks are gone, the error says so, and it is no damage."""
+    """A loaded state keeps its checkpoint; once its blocks are gone, the error says so, and it is no damage."""
     storage = ("--checkpoint-storage", f"file://{tmp_path}")
     shop.run("--num-retained", "1", *storage)
     reader = direct(shop.options())

@@ -175,7 +175,7 @@ def test_states_by_an_avro_schema() -> None:
 
 
 def test_all_of_it_as_json() -> None:
-    """What the command line shows, of keys and states alike: also what no column could hold."""
+    """The command line's output, of keys and states alike: also what no column could hold."""
     states = [
         (Decimal, Decimal("1e20"), '"1E+20"'),
         (Packed, Packed(1), '{"a":1,"b":"b"}'),

@@ -171,7 +171,7 @@ def test_a_row_that_does_not_fit(world: World) -> None:
 
 
 def test_what_would_count_as_written(world: World) -> None:
-    """Of two jobs that were told the same, the second to end is refused, and written when it is run again; so is the
+    """The second of two jobs with the same arguments to end is refused, and written when it is run again; so is the
     second target of a function of foreachBatch that has one sinkId for two."""
     planner, committer = world.pair("a")
     jobs = [Job(write_id=each) for each in ("monday", "tuesday")]

@@ -44,7 +44,7 @@ def first(topic: Any, restored: Restore) -> tuple[bytes, ...]:
 
 
 def test_a_new_version_is_that_of_all_states(topic: Any, restored: Restore) -> None:
-    """From the first checkpoint on, so that code without the migration never takes euros for cents."""
+    """The version counts from the first checkpoint on: code without the migration never takes euros for cents."""
     table = restored(CENTS, 1, first(topic, restored))
     table.apply(add(100), KEYS[:1], [None])
     snapshot = table.freeze(2, 1)

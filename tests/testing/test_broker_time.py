@@ -1,6 +1,7 @@
 """Time passes for a broker: timeouts, expiry, compaction, and its own end and beginning.
 
-On the model and on a real broker of the test's own, whose intervals are short; states are waited for, never times.
+The tests run on the model and on a real broker of their own, whose intervals are short; states are waited for, never
+times.
 """
 
 from __future__ import annotations

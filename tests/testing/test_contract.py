@@ -150,7 +150,7 @@ ANSWERS: dict[str, tuple[Sequence[Step], list[Any]]] = {
         (CreateTopic("c", compact=True), *OPEN, Produce("a", "c", 0, ["z"]), Produce("a", "c", 0, [("k", "z")])),
         [("INVALID_RECORD", -1), ("NONE", 0)]),
 }  # fmt: skip
-"""By what is true, a history, and what its last steps see."""
+"""Truths with a history that shows them, and the answers of its last steps."""
 
 
 @pytest.mark.parametrize("truth", ANSWERS)

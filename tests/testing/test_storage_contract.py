@@ -19,7 +19,7 @@ from tests.testing.conftest import Mutant
 
 
 class Shelf:
-    """What all storages of a test have in common: blocks by key, each with the number under which it was put."""
+    """The place that all storages of a test share: blocks by key, each with the number under which it was put."""
 
     def __init__(self) -> None:
         self.values: dict[str, tuple[int, bytes]] = {}

@@ -51,7 +51,7 @@ class Fed:
     def __init__(self, kafka: KafkaCluster, name: str) -> None:
         self.kafka, self.name = kafka, name
         self.storage = ""
-        """Where blocks are kept; the topic, unless a test says otherwise."""
+        """The storage of blocks; the topic, unless a test says otherwise."""
         self.left: list[tuple[str, str]] = []
         self.right: list[tuple[str, str]] = []
         kafka.create_topic(f"{name}-in", 4)

@@ -26,7 +26,7 @@ States = dict[str, dict[bytes, bytes]]
 
 @dataclass(frozen=True)
 class Golden:
-    """What an interval gives: by sink and subtask, outputs in order; by operator, the bytes of each key's state."""
+    """The results of an interval: by sink and subtask, outputs in order; by operator, the bytes of each key's state."""
 
     outputs: Outputs
     states: States

@@ -18,11 +18,11 @@ from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.testing.cluster import LIMIT_S, Committed, KafkaCluster
 
 TIMEOUTS = ("--checkpoint-timeout", "15s", "--restart-budget", "3s", "--transaction-timeout", "30s")
-"""Of a run whose transactions the broker aborts soon, with an interval of 10 s at most."""
+"""Options of a run whose transactions the broker aborts soon, with an interval of 10 s at most."""
 INTERVAL = ("--checkpoint-interval", "10s")
 """The checkpoint that is decided first is the last, before which both subtasks have written to both sinks."""
 QUICK_ABORTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "500"}
-"""Of a broker that looks at transactions' timeouts every half second."""
+"""Settings of a broker that looks at transactions' timeouts every half second."""
 
 
 def lose_one(kafka: KafkaCluster, name: str, writer: tuple[str, int]) -> Committable:

@@ -1,7 +1,7 @@
 """Snapshots of random graphs under random schedules, judged by the checker; and what planted defects do to them.
 
 The barrier modes are the same algorithm under several disciplines: what a subtask does once a barrier has come on one
-of its inputs. Where one is shipped, it is the shipped `Alignment` that decides.
+of its inputs. The shipped `Alignment` decides in the modes that are shipped.
 """
 
 from __future__ import annotations

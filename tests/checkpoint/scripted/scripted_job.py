@@ -61,7 +61,7 @@ class ScriptedJob:
         self.core = Coordinator(asked, strategy, {("task", 0), ("task", 1)}, writers, loops=loops, staging=staging)
         self.now_ms = 0
         self.plan: events.PendingCheckpoint | None = None
-        """What is to be decided."""
+        """The checkpoint to be decided."""
         self.decided: dict[int, Manifest] = {}
 
     def __call__(self, event: events.Event) -> list[events.Effect]:
@@ -202,7 +202,7 @@ QUERIES: dict[str, Callable[[Coordinator], str]] = {
     "state": lambda core: core.state.value,
     "stopping": lambda core: "yes" if core.stopping else "no",
 }
-"""What a script may ask."""
+"""The questions that a script may ask."""
 
 
 def shown(effect: events.Effect) -> str:

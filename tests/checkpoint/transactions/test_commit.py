@@ -237,7 +237,7 @@ def test_a_protected_id_is_not_touched(state: str) -> None:
 
 
 def test_ids_that_were_fenced_before_are_passed_over_only_once_complete() -> None:
-    """Of incarnations below the mark only ids that are open or Empty are aborted, so that the others can expire."""
+    """Only ids below the incarnation mark that are open or Empty are aborted, so that the others can expire."""
     older = {f"eo:p:out:0:1.0:{slot}": state for slot, state in enumerate(ANY_STATE)}
     newer = {f"eo:p:out:0:2.0:{slot}": state for slot, state in enumerate(ANY_STATE)}
     broker = Broker(older | newer)

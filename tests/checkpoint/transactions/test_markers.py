@@ -62,10 +62,10 @@ class Broker:
         self.asked: list[Request] = []
         self.now_ms = 0
         self.epoch = 4
-        """Of every id: the end of its transaction has raised it."""
+        """The epoch of every id: the end of its transaction has raised it."""
         self.unknown_ids: set[str] = set()
         self.overtaken: list[Callable[[], None]] = []
-        """What another process does between the question for the epoch and the one for the partitions."""
+        """The acts of another process between the question for the epoch and the one for the partitions."""
 
     def __call__(self, request: Request) -> Any:
         self.asked.append(request)
@@ -178,8 +178,7 @@ def test_transactions_of_others_are_not_ours(other: Broker) -> None:
 
 @pytest.mark.parametrize("commit", [True, False])
 def test_a_marker_that_cannot_be_written_halts(commit: bool) -> None:
-    """Where the id is forgotten nothing may be finalized. What the broker has aborted a person may abort; what it has
-    committed nobody may."""
+    """A forgotten id finalizes nothing. A person may abort what the broker aborted, never what it committed."""
     broker = Broker(7)
     broker.unknown_ids.add("a")
     with pytest.raises(Halt, match=r"lost its markers in t-0, t-1 \(KAFKA-20734\)") as halt:
@@ -270,7 +269,7 @@ def test_without_committables_or_anybody_to_release_nothing_is_asked() -> None:
 
 
 def test_a_sweep_releases_what_older_ids_hold_back_and_not_what_is_protected() -> None:
-    """What a durable record names keeps its chance to be committed; what shows a commit is left to its decider."""
+    """A transaction named by a durable record can still be committed; one that shows a commit is its decider's."""
     broker = Broker(6, 7, 8, 9)
     states = {"eo:p:out:0:1.0:0": (7, "CompleteAbort"), "eo:p:out:0:2.0:0": (8, "CompleteCommit")}
     newer = {"eo:p:out:0:3.0:0": (9, "Ongoing"), "eo:p:out:1:1.0:0": (6, "CompleteCommit")}

@@ -28,7 +28,7 @@ from exactlyonce.testing.cluster import LIMIT_S, KafkaCluster, OwnCluster
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Of one broker after the other: it is prepared once."""
+    """The folder of one broker after the other: it is prepared once."""
     folder = tmp_path_factory.mktemp("broker")
     yield folder
     EmbeddedBroker(folder).kill()
@@ -313,7 +313,7 @@ def test_the_list_is_shared_out_whole() -> None:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_ivy_gets_the_same_jars_as_maven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no Maven, the Ivy that PySpark carries brings every listed jar, byte for byte."""
+    """The Ivy that PySpark carries brings every listed jar, byte for byte, if there is no Maven."""
     found = java.find_java()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))

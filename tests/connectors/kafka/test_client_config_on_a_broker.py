@@ -46,7 +46,7 @@ def token(config: str) -> tuple[str, float]:
 
 
 class SecuredBroker(NamedTuple):
-    """Where its listeners are, and the certificates to meet them with."""
+    """The listeners' addresses, and the certificates for them."""
 
     ports: dict[str, int]
     certificates: Path

@@ -51,7 +51,7 @@ def silent() -> Iterator[str]:
 
 
 def holdings() -> tuple[int, int]:
-    """Threads and open descriptors of this process. What other tests have left may go at any time."""
+    """Threads and open descriptors of this process. Those that other tests have left may go at any time."""
     return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
 

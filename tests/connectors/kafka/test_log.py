@@ -131,7 +131,7 @@ class TestFate:
 
 
 def abort_in_partition(cluster: Any, committable: Committable, topic: str, partition: int) -> None:
-    """What `kafka-transactions.sh abort` does."""
+    """Do as `kafka-transactions.sh abort` does."""
     entry = WriteTxnMarkersRequest.WritableTxnMarker
     marker = entry(
         producer_id=committable.producer_id,

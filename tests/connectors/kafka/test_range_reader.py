@@ -28,7 +28,7 @@ def read(reader: RangeReader, records_max: int = 7) -> list[tuple[int | None, by
 
 
 def write(cluster: Any, topic: str, kinds: str) -> None:
-    """For each kind a transaction of three records, (c)ommitted or (a)borted, with an aborted one in between them."""
+    """Write a transaction of three records per kind, (c)ommitted or (a)borted, interleaved with an aborted one."""
     for number, kind in enumerate(kinds):
         outer, inner = (cluster.open(f"{topic}-{number}-{name}", topic, []) for name in ("outer", "inner"))
         for step in range(3):

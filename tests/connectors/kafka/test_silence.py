@@ -19,7 +19,7 @@ from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
 def statistics(
     leader: int = 1, state: str = "UP", idle_s: float = 0.1, queued: int = 0, partitions: tuple[str, ...] = ("0", "-1")
 ) -> str:
-    """What librdkafka tells, as far as it matters; -1 is its own name for what has no partition yet."""
+    """The relevant part of what librdkafka tells; -1 is its own name for what has no partition yet."""
     told = {"leader": leader, "fetchq_cnt": queued, "desired": True}
     broker = {"nodeid": 1, "state": state, "rxidle": int(idle_s * 1e6)}
     brokers = {"a:1/1": broker, "a:1/bootstrap": {"nodeid": -1, "state": "INIT"}}

@@ -190,7 +190,7 @@ class TestFencing:
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_the_last_epochs(cluster: Any, topic: str) -> None:
-    """At the last epoch a commit is as repeatable as ever, though the id goes on under another producer id."""
+    """A commit at the last epoch is as repeatable as ever, though the id continues under another producer id."""
     idle, written = f"{topic}-idle", f"{topic}-written"
     for transactional_id in (idle, written):
         cluster.producer(transactional_id)

@@ -147,7 +147,7 @@ class MovingCoordinator(Wire):
 
 
 def asking(wire: Wire, version: int = 2) -> Transactions:
-    """By that wire, of a cluster of that transaction version."""
+    """Transactions by that wire, of a cluster of that transaction version."""
     transactions = Transactions(wire.config)
     transactions._wire, transactions._version = wire, version
     return transactions
@@ -180,7 +180,7 @@ def test_a_coordinator_that_moves(code: int) -> None:
 
 
 def test_a_coordinator_that_is_busy_is_not_looked_for_again() -> None:
-    """Whoever writes the markers of the transaction before still keeps the id."""
+    """The writer of the previous transaction's markers still keeps the id."""
     wire = MovingCoordinator(51)
     transactions = asking(wire)
     for _ in range(2):

@@ -32,7 +32,7 @@ RUN_BY_CELLS = (
     *("tests/crash_matrix/rig", "tests/sinks/postgres/rig"),
     *(f"tests/engines/{each}.py" for each in ("kafka_proxy", "running", "unreferenced", "waiting")),
 )
-"""What a cell runs."""
+"""The pipelines of cells."""
 
 Result = dict[str, Any]
 

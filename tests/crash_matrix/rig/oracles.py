@@ -29,7 +29,7 @@ Row = tuple[Any, ...]
 
 
 class Seen(NamedTuple):
-    """What a reader has seen, in its order; of a topic with its place."""
+    """A record that a reader has seen, in its order; of a topic with its place."""
 
     place: tuple[int, ...]
     row: Row

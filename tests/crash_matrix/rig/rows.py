@@ -30,7 +30,7 @@ class Way:
 class Crash(Way):
     point: str
     nth: int = 2
-    """Which of the hits; some come once in the life of a process."""
+    """The number of the hit; some come once in the life of a process."""
     slow: bool = False
     """Whether records take longer behind the shuffle, so that some are on their way at every checkpoint."""
 
@@ -56,7 +56,7 @@ class Request(Way):
     what: str
     api: int
     holding: str
-    """What its bytes hold; NAME stands for the pipeline's."""
+    """Text that its bytes hold; NAME stands for the pipeline's."""
     lacking: str | None = None
     fates: tuple[Fate, ...] = (Fate.REQUEST_LOST, Fate.ANSWER_LOST)
 
@@ -87,7 +87,7 @@ class Row:
 class Promise:
     text: str
     rows: tuple[int, ...] = ()
-    """In whose cells it is asked for; none: in those of every row."""
+    """Rows in whose cells it is asked for; none: in those of every row."""
     sinks: tuple[str, ...] = SINKS
 
 

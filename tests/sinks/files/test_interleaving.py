@@ -55,7 +55,7 @@ def stepper() -> Stepper:
 
 @pytest.fixture(autouse=True)
 def disk_is_quick(monkeypatch):
-    """What is written is not waited for: it is processes that end here, not machines."""
+    """Do not wait for the disk: it is processes that end here, not machines."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 

@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 AnyLine: Any = Line
-"""With what its type does not admit."""
+"""A line with values that its type does not admit."""
 
 
 class EncodedPart(TypedDict, total=False):

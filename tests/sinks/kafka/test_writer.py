@@ -39,7 +39,7 @@ pytestmark = pytest.mark.broker
 LINGER_MS = 200_000
 MEGABYTE = 1_000_000
 HELD_MAX = 200 * MEGABYTE
-"""Of the client's queue, of the backlog, and of copies on the way."""
+"""The limit of the client's queue, of the backlog, and of copies on the way."""
 
 FAR_MS = 4_102_444_800_000
 """The year 2100: topics take no time that is more than an hour ahead, unless they are told."""
@@ -123,7 +123,7 @@ def test_times_of_records(kafka: KafkaCluster, topic_name: str, writer_at: Make,
 
 @pytest.mark.parametrize("times_ms", [[FAR_MS] * 2, [7, FAR_MS], [7, FAR_MS, FAR_MS]], ids=["all", "one", "two"])
 def test_times_of_a_batch(kafka: KafkaCluster, topic_name: str, writer_at: Make, times_ms: list[int]) -> None:
-    """Where several records of a batch are refused, the client has a reason for none of them."""
+    """The client has no reason for any record of a batch of which several are refused."""
     kafka.create_topic(topic_name)
     writer = writer_at(kafka, topic_name, {"linger.ms": LINGER_MS})
     writer.write(Outputs([b"1"] * len(times_ms), [b"a"] * len(times_ms), None, times_ms))
@@ -214,7 +214,7 @@ def deny(cluster: OwnCluster, kind: ResourceType, name: str) -> None:
 
 
 def produced(cluster: OwnCluster, topic: str, transactional_id: str = "") -> str:
-    """What is said of a record, or of one's transactional id; empty: it is taken."""
+    """The error of a record, or of one's transactional id; empty: it is taken."""
     settings = {"transactional.id": transactional_id} if transactional_id else {}
     producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, **settings})
     said: list[str] = []

@@ -102,7 +102,7 @@ def test_a_wrong_dsn_is_not_repeated(dsn: str, said: str) -> None:
 
 
 def test_tls_is_verified_where_an_authority_is_named(tmp_path: Any) -> None:
-    """With ssl_ca the default is verify_identity; a certificate that cannot be read is a wrong setting."""
+    """The default with ssl_ca is verify_identity; a certificate that cannot be read is a wrong setting."""
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         MySQLAddress.parse(f"{DSN}?ssl_ca={tmp_path}/none.pem").arguments()
     context = MySQLAddress.parse(f"{DSN}?ssl_mode=verify_identity").arguments()["ssl"]

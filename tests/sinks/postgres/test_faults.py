@@ -25,7 +25,7 @@ def limit(store: PostgresStore, limits: Limits) -> None:
 
 
 def until_applied(store: PostgresStore, waiting: Any, row: Any) -> bool:
-    """What the first call says that gets an answer."""
+    """The result of the first call that gets an answer."""
     limit = time.monotonic() + LIMIT_S
     while True:
         try:

@@ -23,7 +23,7 @@ def catch_up(job: PreparedJob, folder: Path) -> None:
 
 @pytest.mark.exhaustive(matrix=True)
 def test_a_unit_that_is_tried_again(job: PreparedJob, tmp_path: Path) -> None:
-    """Of its two transactions one is named, and committed; the other is rolled back as soon as the interval is done."""
+    """One of its two transactions is named, and committed; the other is rolled back as soon as the interval is done."""
     for _ in range(2):
         catch_up(job, tmp_path)
         job.assert_exact()

@@ -46,7 +46,7 @@ def test_a_log_that_ends_within_a_part_has_nothing_of_it(own_server: Own, share:
 
 
 def test_what_was_answered_is_there_after_a_kill(own_server: Own) -> None:
-    """With appendfsync always; otherwise a busy server may lose answered rows."""
+    """Answered rows survive with appendfsync always; otherwise a busy server may lose answered rows."""
     server = own_server(appendfsync="always")
     store = begun(store_of(server.url, part_rows=50))
     for checkpoint in range(1, 6):

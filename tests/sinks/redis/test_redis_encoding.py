@@ -28,7 +28,7 @@ def rows_of(type_: Any, records: list[Any], **options: Any) -> list[bytes]:
 
 
 def arguments_of(type_: Any, record: Any, **options: Any) -> list[bytes]:
-    """What the script gets for one record, behind the index of its key."""
+    """The argument of the script for one record, after the index of its key."""
     kind = options.get("kind", "string")
     part = Parts(rows_of(type_, [record], **{"key": lambda _: "k", **options}), kind, 10).current()
     sent = b"".join(part.arguments)

@@ -148,7 +148,7 @@ def test_a_server_that_may_lose_rows(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_full_memory_is_all_or_nothing(server: RedisServer, kind: Any) -> None:
-    """With noeviction a part is refused at once, or is written whole though it goes beyond the limit."""
+    """A part is refused at once with noeviction, or is written whole though it exceeds the limit."""
     store = begun(store_of(server.url, kind=kind, part_rows=50))
     chunks = chunks_of(store, [Total(f"customer-{number}", number, "x" * 20_000) for number in range(300)], 10)
     used = server.client.info("memory")["used_memory"]

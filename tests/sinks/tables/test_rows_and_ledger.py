@@ -1,4 +1,4 @@
-"""What each mode makes of rows, beside what `StoreContract` asks of every store."""
+"""Rows of each mode, beyond the tests of `StoreContract`."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def as_read(server: str, column: str, value: Any) -> Any:
 
 
 def as_found(type_: Any, column: str, found: Any) -> Any:
-    """What the plain driver has read, with JSON and UUIDs as what they are, and without the blanks that fill a char."""
+    """The rows of the plain driver, with JSON and UUIDs parsed, and without the blanks that fill a char."""
     if isinstance(found, float | Decimal):
         return as_number(column, found)
     if type_ is UUID and not isinstance(found, UUID):
@@ -350,7 +350,7 @@ CREATED = {
 
 
 def test_the_columns_that_are_created(tables: Tables) -> None:
-    """As the page has them: NOT NULL where the field is never None, a primary key in no mode but append."""
+    """Columns are created as on the page: NOT NULL if the field is never None, a primary key except in append."""
 
     class Row(msgspec.Struct):
         key: str

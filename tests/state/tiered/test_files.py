@@ -85,7 +85,7 @@ def test_increments_before_and_after(process: Process, blocks: StateBlocks) -> N
 
 
 def test_changes_that_were_noted_before(process: Process, blocks: StateBlocks, small: None) -> None:
-    """What an interval had noted in files that are taken again is nothing to the interval of the same number."""
+    """Notes of an interval in files that are restored do not affect the interval of the same number."""
     subtasks = process()
     for checkpoint in (1, 2, 3):
         subtasks.put(dict.fromkeys(range(40), checkpoint))  # more than memory holds
@@ -140,7 +140,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 def test_files_that_were_damaged_or_deleted_in_part(
     names: str, process: Process, blocks: StateBlocks, tmp_path: Path
 ) -> None:
-    """The blocks are read. Where RocksDB makes an empty database of what is left, files are saved again."""
+    """The blocks are read. Files are saved again if RocksDB makes an empty database of what is left."""
     _, indexes = run(process)
     (saved,) = (tmp_path / OPERATOR / "0-7").glob("saved-*")
     for path in saved.iterdir():

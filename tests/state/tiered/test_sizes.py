@@ -61,7 +61,7 @@ def test_a_batch_that_wants_every_key_group(
 
 
 def _own_blocks(indexes: list[bytes]) -> list[list[BlockRef]]:
-    """By key group, the blocks that it needs."""
+    """The blocks of each key group."""
     found = [block for part in indexes for block in decode_index(part).blocks]
     return [[block.ref for block in found if block.groups >> group & 1] for group in range(MAX_PARALLELISM)]
 

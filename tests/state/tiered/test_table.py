@@ -391,7 +391,7 @@ def test_memory_is_bounded(process: Process, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_whole_snapshot_is_never_in_memory(process: Process) -> None:
-    """Whoever writes its blocks as they come holds some; so does the table, also when all are written again."""
+    """The writer of its blocks holds some; so does the table, also when all are written again."""
     subtasks, blocks = process(bytes), 40
     for number in range(blocks):
         subtasks.put({1_000 * number + each: os.urandom(100_000) for each in range(10)})

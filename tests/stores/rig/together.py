@@ -21,7 +21,7 @@ FILES = "TOGETHER_FILES"
 
 
 def table(name: str, mode: str) -> str:
-    """Of the pipeline *name*, whose own may be longer than a table's."""
+    """The table of pipeline *name*, whose own name may be too long for one."""
     return f"t{name[-8:]}_{mode}"
 
 

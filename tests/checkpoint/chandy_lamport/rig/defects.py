@@ -149,4 +149,4 @@ DEFECTS = {
     "markers are not forwarded": Defect(under(AtOnce, NotForwarded), {Flaw.NO_STATE, Flaw.LOST, Flaw.SENT_AFTER}),
     "what is overtaken is recorded newest first": Defect(under(AtOnce, NewestFirst), {Flaw.OUT_OF_ORDER}),
 }
-"""By name."""
+"""Defects by name."""

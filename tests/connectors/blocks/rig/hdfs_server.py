@@ -90,7 +90,7 @@ class HdfsServer:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """By SIGKILL; then it is started again, on the same files."""
+        """Kill it by SIGKILL; then it is started again, on the same files."""
         self.process.kill()
         self.process.wait()
         try:

@@ -76,7 +76,7 @@ class S3Server:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """As if it were killed: connections end, and are refused."""
+        """Behave as if it were killed: connections end, and are refused."""
         self.door.go_away()
         try:
             yield

@@ -105,7 +105,7 @@ class TestWritingAndReading:
             assert read(reader, refs[::step]) == {r.key: b for r, b in list(zip(refs, bodies, strict=True))[::step]}
 
     def test_who_takes_long_over_a_block(self, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What is done with a block before the next is asked for does not count as the broker's silence."""
+        """Time spent on a block before the next is asked for does not count as the broker's silence."""
         refs = written(BlockWriter.connected(store.config, store.topic, 1, 0), [b"x"] * 4)
         taken: list[BlockRef] = []
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + len(taken) * 2 * IDLE_TIMEOUT_S)

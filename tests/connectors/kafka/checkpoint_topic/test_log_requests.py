@@ -38,7 +38,7 @@ class RealWriter:
         self._requests = requests
         self._before_the_commit: Callable[[], Any] | None = None
         self.lost: list[bool] = []
-        """Of the next aborts, which have no answer: whether the broker carries them out all the same."""
+        """Fates of the next aborts, which have no answer: whether the broker carries them out all the same."""
         self.do(self.pure.open())
 
     @property

@@ -40,7 +40,7 @@ class TestTopic:
     def test_a_setting_that_brokers_have_yet_to_learn(
         self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As right behind an AlterConfigs, also of another instance's; one that stays wrong is refused."""
+        """A setting may be wrong right after an AlterConfigs, also another instance's; one that stays so is refused."""
         real, stale = topic._settings, iter(range(2))
 
         def lagging(*known: Any) -> dict[str, str]:
@@ -101,5 +101,5 @@ class TestNoBroker:
 
 
 def test_replicas_that_must_be_in_sync() -> None:
-    """From three replicas on, one may be away and no more: neither decisions nor progress are lost with a broker."""
+    """One of three replicas or more may be away, and no more: neither decisions nor progress are lost with a broker."""
     assert [min_insync_needed(replicas) for replicas in (1, 2, 3, 5)] == [1, 1, 2, 4]

@@ -19,7 +19,7 @@ from exactlyonce.pipeline.errors import BrokerUnavailable
 pytestmark = pytest.mark.broker
 
 HASTY_MS = 10_000
-"""What an append is given that is to fail: time enough to come to the request that gets lost, on any machine."""
+"""The timeout of an append that is to fail: time enough to come to the request that gets lost, on any machine."""
 
 
 class SharedBrokerProxy(KafkaProxy):

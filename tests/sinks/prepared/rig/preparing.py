@@ -42,7 +42,7 @@ class Preparing(ABC):
     numbered: str
     """The type of a column that numbers the rows."""
     words: ClassVar[dict[str, str]]
-    """What the statements begin with."""
+    """The first words of the statements."""
 
     def __init__(self, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server, self.port = server, server.port
@@ -65,7 +65,7 @@ class Preparing(ABC):
 
     @abstractmethod
     def listed(self) -> list[str]:
-        """What is prepared in the server, with names as they are in committables."""
+        """Prepared transactions in the server, with names as they are in committables."""
 
     @abstractmethod
     def by_hand(self, name: str, *, commit: bool) -> None:
