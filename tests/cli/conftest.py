@@ -1,8 +1,7 @@
-"""The command, and a pipeline with its input for it to run.
+"""The command, and a pipeline with its input.
 
-`Command` calls `main` in this process, which has imported what a process of its own would spend a second on importing.
-Runs that are killed, stopped or signalled, and those that need a terminal, are processes (`Command.process`,
-`Command.start`).
+`Command` calls `main` in this process, which saves a second of imports. Runs that are killed, stopped or signalled, or
+that need a terminal, are processes (`Command.process`, `Command.start`).
 """
 
 from __future__ import annotations
@@ -358,10 +357,7 @@ class Orders:
 
 @pytest.fixture
 def orders(command: Command, kafka: KafkaCluster, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> Orders:
-    """A pipeline with 700 orders of 7 customers in two partitions; never run yet.
-
-    A run that was killed counts as one that goes on for longer than any test takes: in half a minute, some do not end.
-    """
+    """A pipeline with 700 orders of 7 customers in two partitions; never run yet. Killed runs count as alive."""
     monkeypatch.setattr(history, "SILENCE_MS", LIMIT_S * 1000)
     kafka.create_topic(f"{topic_name}-orders", partitions=2)
     (command.folder / "orders.py").write_text(MODULE.format(name=topic_name))

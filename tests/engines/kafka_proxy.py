@@ -1,7 +1,6 @@
-"""A proxy that speaks enough of Kafka's protocol to lose a certain request, to lose its answer, or to bring it late.
+"""A proxy that speaks enough of Kafka's protocol to lose a certain request or its answer, or to deliver it late.
 
-Only a proxy can show what a broker has done when its answer is lost, or what an old request does that arrives after
-newer ones. A request is known by its kind and by what its bytes hold.
+A request is recognised by its kind and its bytes.
 """
 
 from __future__ import annotations

@@ -205,11 +205,10 @@ def await_stopped(process: int) -> None:
 def abort_while_a_worker_sleeps(
     job: Run, kafka: KafkaCluster, topic: str, folder: Path, first: int
 ) -> list[tuple[str, str]]:
-    """Feeds *topic*, which `pipelines.stopping` reads, a thousand orders from number *first* on, again and again until
-    a checkpoint was aborted while a worker slept, and wakes it. Returns the orders that were fed.
+    """Feed *topic*, which `pipelines.stopping` reads, a thousand orders at a time from number *first* on, until a
+    checkpoint was aborted while a worker slept; wake it, and return the orders.
 
-    A worker that falls asleep before its sink's next producers are ready is replaced, and no checkpoint is aborted:
-    rare in a job that was idle."""
+    A worker that falls asleep before its sink's next producers are ready is replaced, and aborts no checkpoint."""
     fed: list[tuple[str, str]] = []
     while True:
         job.await_event(lambda event: event["event"] == "checkpoint" and event["records_committed"] == 0)  # it is idle

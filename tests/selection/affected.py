@@ -31,10 +31,7 @@ def git(*arguments: str, root: Path = ROOT) -> str:
 
 
 def base_of_the_change(root: Path = ROOT) -> str:
-    """The commit before the change: CI_BASE if it is set, else what a merge at HEAD was merged into.
-
-    If HEAD is no merge it is the last one before it, else the first commit of all.
-    """
+    """The commit before the change: CI_BASE, else the base of the merge at HEAD, the merge before it, or the first."""
     if os.environ.get("CI_BASE"):
         return os.environ["CI_BASE"]
     if len(git("rev-list", "--parents", "-1", "HEAD", root=root).split()) > 2:

@@ -1,7 +1,4 @@
-"""The broker's answers to a simulated coordinator: decisions, blocks and topics, by the model over the network.
-
-Between any two requests to the broker the coordinator may be paused or killed.
-"""
+"""The model's answers to a simulated coordinator, which may be paused or killed between any two requests."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Stand-ins for client libraries: producers, consumers, blocks and channels over the broker model.
 
-These and the processes are all that is not the shipped code in a simulated worker. A client queues what it is asked to
-do, and its own simulated thread does it, one request a step; so the process can be killed or paused between any two,
-and a request or its answer can be lost. Requests of a killed process that are under way may still be carried out.
+Only these and the processes are not shipped code in a simulated worker. A client's own simulated thread sends one
+request a step: the process can be killed or paused between any two, and a request or its answer can be lost. Requests
+of a killed process that are in flight may still be applied.
 """
 
 from __future__ import annotations

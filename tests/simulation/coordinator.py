@@ -1,7 +1,7 @@
-"""One incarnation of the simulated coordinator: the host of the job that ships, and the answers that its leader gets.
+"""One incarnation of the simulated coordinator: the host of the shipped job, and the answers to its leader.
 
-It has neither processes nor threads: a turn of the job is one step, each lane takes a step for each request. It can be
-paused or killed before every single request.
+It has neither processes nor threads: a turn of the job is one step, and so is each request of a lane. It can be paused
+or killed before every request.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The faults of a simulation: crashes, zombies, slow subtasks, a network and a broker that fail, time that passes.
 
-Some histories know only a few kinds of faults, but those well. Every one that happens is counted in the world's
-`seen`, so that a test can assert that none of them is never met.
+Some histories have few kinds of faults, but many of each. The world's `seen` counts all faults, so that a test can
+assert that every kind occurs.
 """
 
 from __future__ import annotations
@@ -104,12 +104,11 @@ class FaultInjector:
         return older and self.unread_chance > 0.0 and self.rng.random() < self.unread_chance
 
     def before_request(self, coordinator: SimulatedCoordinator) -> None:
-        """Before a request of a procedure: perhaps *coordinator* ends or sleeps here.
+        """End *coordinator* or let it sleep, perhaps, before a request of a procedure.
 
-        Between a decision and its commits all may be down until a transaction times out, which is to be written again
-        then; what is to be copied may be gone. All are likely down until the oldest transaction times out and the next
-        ones do not, if the checkpoint carries output of aborted ones. Rare and delicate is the writing of lost markers:
-        likely it times out.
+        Between a decision and its commits everything may be down until a transaction times out and has to be repaired;
+        the records to copy may be gone. That is likely if the checkpoint carries output of aborted ones, and during the
+        rare and delicate writing of lost markers.
         """
         if coordinator.step_name == "CopyTransaction" and self.world.chaos and self.rng.random() < self.cleaned_chance:
             self.clean()
@@ -157,9 +156,9 @@ class FaultInjector:
         return found
 
     def after_end(self) -> None:
-        """An EndTxn was answered: perhaps the broker crashes now, and loses the markers of all that is ending.
+        """Crash the broker, perhaps, after an answered EndTxn: the markers of all ending transactions are lost.
 
-        Once the job has come to its end nobody is there any more who would write them again.
+        It does not happen after the end of the job, which would not write them again.
         """
         if not self.world.chaos or self.world.finished or not self.broker_is_up:
             return

@@ -1,9 +1,9 @@
-"""Judges where records are on their way at a checkpoint, and where what was taken early may come again.
+"""Judges of in-flight records at a checkpoint, and of records that may be processed again.
 
-In-flight records are in blocks, and nowhere else, if barriers overtake or records go round. A record on its way to a
-count has come to it as far as Sn goes, and not as far as the state goes; so has what becomes of it behind the count.
-The judge works out from the words of the steps to which states and sinks each one is still to come. The last checkpoint
-before a clean end, but for a stop, has none on its way. Nothing is missing at the end with at_least_once.
+In-flight records are only in blocks, if barriers overtake or records go round a loop. Such a record is before Sn, but
+not yet in the state of the counts after it, nor is its output. The judge derives from the words of the steps which
+states and sinks each one has yet to reach. The last checkpoint before a clean end, unless it was stopped, has none.
+Nothing is missing at the end with at_least_once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The judge of stores that keep a ledger: it sees every request that a store carries out, and the decisions.
 
-The possible contents of a store follow from the manifests alone: each row was set aside in a block that the judge has
-read itself, committables of one sink subtask come in the order of their checkpoints, and each comes once.
+The possible contents of a store follow from the manifests alone: each row is in a block that the judge has read, and
+the committables of a sink subtask are applied once, in the order of their checkpoints.
 """
 
 from __future__ import annotations

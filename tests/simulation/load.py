@@ -1,10 +1,9 @@
-"""Constant load: what records cost, and the judge of what waits for them.
+"""Constant load: the costs of records, and the judge of the records that wait.
 
-Records of one step keep the worker that works on them busy, the broker takes so many bytes a second of each subtask of
-a sink, and a service that a loop calls is away for a while. All of it is drawn from the seed, by a stream of its own.
-All counts are taken outside of the product: where the function of a step is called, and where the broker takes records.
-While nothing fails, two sentences hold: each checkpoint completes within `COMPLETES_MS`, and nowhere do more records
-wait than have left that place in half a second, or in a second before a sink, but for a few.
+Records of one step keep their worker busy, the broker limits the bytes a second of each subtask of a sink, and a
+service called in a loop is away for a while; a random stream of its own draws all of it. Records are counted outside of
+the product: in the functions of steps and at the broker. Without failures each checkpoint completes within
+`COMPLETES_MS`, and hardly more records wait at a place than leave it in half a second (in a second before a sink).
 """
 
 from __future__ import annotations

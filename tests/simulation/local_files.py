@@ -1,8 +1,8 @@
 """The state backends of simulated workers: in memory or in local files, drawn anew for each attempt.
 
-The local files are real ones, of RocksDB, in a folder of this history. An attempt may find those of the one before, or
-none, as on another machine; a zombie still has its own. Draws here change none elsewhere. There is one thread: files
-are saved at once, so that a seed is one history.
+The local files are real ones, of RocksDB, in a folder of this history. An attempt finds those of the previous one, or
+none, as on another machine; a zombie has its own. Draws here change none elsewhere. One thread saves files at once, so
+that a seed is one history.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Luck: how a history is tilted towards one kind of fault, for rules that are seldom needed without.
+"""Luck: tilts a history towards one kind of fault, for rules that are seldom needed otherwise.
 
-Tilts change only how often something happens and which settings the job has, never what a fault does; without a name
-everything is drawn from the seed.
+A tilt changes how often something happens and the job's settings, never the effect of a fault.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The judge of a simulation: it sees every request that the broker carries out, and has readers of its own.
+"""The judge of a simulation: it sees every request that the broker applies, and has its own readers.
 
-It knows the steps of the topology and the input, and trusts nobody: from the words of the steps it works out by which
-ways each input record comes to which count and sink, and what must be in a state or an output is counted from that.
-Whatever breaks an invariant of the protocol raises `Broken`, at the first request that shows it.
+It derives from the words of the topology's steps and the input by which ways each record comes to which count and sink,
+and so what every state and output must hold. The first request that breaks an invariant raises `Broken`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A storage of blocks outside of the checkpoint topic, in memory, that is slow, refuses, loses answers and lists late.
 
-The shipped code puts blocks there and names the files; the faults are those of a store of objects. The oracle sees
-every file that comes and goes: what a retained manifest stands on is there, and never removed; what nobody stands on is
-removed by whoever has decided so, or found by those who come later.
+The shipped code puts blocks there and names the files; the faults are those of an object store. The oracle sees every
+file that comes and goes: blocks of a retained manifest are never removed; others are removed by the coordinator that
+decided so, or by a later one.
 """
 
 from __future__ import annotations

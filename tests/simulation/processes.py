@@ -1,7 +1,7 @@
 """A worker process of the simulator: the shipped `Worker` and all that it builds, over simulated clients.
 
-It can be paused between any two turns of its loop or requests of its clients, and killed there too; what it sent before
-that arrives, and of what was under way some may.
+It can be paused or killed between any two turns of its loop or requests of its clients; sent messages arrive, those in
+flight may.
 """
 
 from __future__ import annotations

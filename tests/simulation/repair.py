@@ -1,8 +1,7 @@
 """The repair of lost records by a simulated coordinator: copied from the output log, or computed again by a replay.
 
-A replay knows only what a real one knows: the base's blocks, the input between the two Sn, and the order logs. The
-shipped code runs: operators, tables, lanes, and the order in which they are taken; only the files between two stages,
-and what starts one unit after the other, are stood in for.
+A replay has only the base's blocks, the input between the two Sn, and the order logs, as a real one. Operators, tables,
+lanes and their order are shipped code; only the files between two stages and the start of units are stand-ins.
 """
 
 from __future__ import annotations

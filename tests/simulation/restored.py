@@ -1,7 +1,7 @@
-"""Runs that begin from a savepoint: found, checked and written anew by what ships, at once, with a crash behind it.
+"""Runs that begin from a savepoint, which shipped code finds, checks and writes anew; a crash may follow.
 
-The run may have another parallelism than the one that took the savepoint. The oracle judges what goes on from it like
-any checkpoint: the same offsets, the states that the records before them give, no output.
+The parallelism may differ from the savepoint's. The oracle judges the restored checkpoint like any other: the same
+offsets, the states of the records before them, no output.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""People who ask for savepoints and delete them, and what they may rely on.
+"""Users who request and delete savepoints, and the guarantees that they have.
 
-Invariants: a request is served by one savepoint, whatever crashes meanwhile; a savepoint stands on no block of another
-checkpoint, and no checkpoint does where the settings say so; it is there until somebody deletes it, and what was
-deleted goes once nothing is built on it. A request stops no progress: what came to nothing leaves no worker at work for
-it, and an ordinary checkpoint is decided before the next one is tried.
+Invariants: one savepoint serves a request, whatever crashes meanwhile; it refers to no block of another checkpoint, nor
+does a checkpoint if the settings say so; it stays until it is deleted, and then goes once nothing is built on it. A
+failed request leaves no worker at work, and an ordinary checkpoint is decided before the next try.
 """
 
 from __future__ import annotations

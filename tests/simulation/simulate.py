@@ -4,7 +4,7 @@
     python tests/simulation/simulate.py --seeds 10000 --jobs 2  # soak
     python tests/simulation/simulate.py --seeds 10000 --jobs 2 --luck any  # of everything in turn: stores, loops, ...
 
-It prints the pace, what has been met how often, and of a failure its trace and the command that replays it.
+It prints the pace, the number of events of each kind, and a failure's trace with the command that replays it.
 """
 
 from __future__ import annotations

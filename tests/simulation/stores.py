@@ -1,7 +1,7 @@
-"""The store of a simulation, what goes wrong with it, and how a simulated coordinator reaches it.
+"""The store of a simulation, its faults, and the connection of a simulated coordinator.
 
-A request is carried out at once or late, its answer may be lost, the store may be away; people restore it from a backup
-or make the checkpoint topic anew, and then every run must halt.
+A request is applied at once or late, its answer may be lost, the store may be away. If the store is restored from a
+backup, or the checkpoint topic is recreated, every run must halt.
 """
 
 from __future__ import annotations

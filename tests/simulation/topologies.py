@@ -1,8 +1,7 @@
-"""Pipelines of the simulator, drawn from a seed: the same steps as a `Pipeline` of the public API, and as plain data.
+"""Pipelines of the simulator, drawn from a seed, as a `Pipeline` of the public API and as plain data.
 
-A record knows the input record that it stems from, the branches that it took, and the totals that it was given; so
-whoever sees it can say whether it may be there. What a step does to a record is said here once for the engine
-(`Event` to `Event`) and stated in words in `Step`; the oracle works from the words.
+A record names its input record, the branches that it took, and its totals, so that a reader can tell whether it is
+right. Functions from `Event` to `Event` are the steps for the engine; the words in `Step` are those for the oracle.
 """
 
 from __future__ import annotations

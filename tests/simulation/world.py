@@ -1,8 +1,8 @@
-"""A pipeline: the shipped coordinator and workers against the broker model, with everything that can go wrong.
+"""A simulated pipeline: the shipped coordinator and workers against the broker model, with all that can go wrong.
 
-One seed is one history: which topology, which thread goes on, what is lost, delayed or repeated on the network, who
-crashes before which request, who wakes as a zombie, which transactions time out. The same seed gives the same history.
-Faults end after a while; then the job must reach the end of its input. The oracle judges every request and all output.
+A seed gives one history: topology, scheduling, lost, delayed and repeated requests, crashes, zombies, transaction
+timeouts. Faults end after a while; then the job must reach the end of its input. The oracle judges every request and
+all output.
 """
 
 from __future__ import annotations

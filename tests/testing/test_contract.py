@@ -1,7 +1,6 @@
-"""The contract of a broker with whoever ends transactions for others: each test runs on the model and a real broker.
+"""The contract of a broker with those who end others' transactions; each test runs on the model and a real broker.
 
-The answers are written down here, so that neither of the two can drift: a change of Kafka's behaviour fails the real
-half, a defect of the model the other.
+The expected answers keep both from drifting: a change of Kafka fails the real half, a defect of the model the other.
 """
 
 from __future__ import annotations

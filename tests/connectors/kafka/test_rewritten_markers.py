@@ -1,7 +1,4 @@
-"""Markers that are written again: they add nothing, and no transaction is aborted on the way.
-
-Lost markers are met in tests/engines/test_lost_markers.py, where the broker may be killed.
-"""
+"""Rewritten markers add nothing and abort no transaction. Lost markers: tests/engines/test_lost_markers.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Transactions that the broker ends, or whose broker dies or is of another version, on a broker that may be killed.
-
-A coordinator that moves takes more than one broker: what it answers is played.
-"""
+"""Transactions that the broker ends, or whose broker dies, is of another version, or moves its coordinator (played)."""
 
 from __future__ import annotations
 

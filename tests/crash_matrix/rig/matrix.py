@@ -1,10 +1,9 @@
-"""A run of the matrix on real servers, which goes on where one was broken off; `make crash-matrix`.
+"""A run of the matrix on real servers, which continues an interrupted one; `make crash-matrix`.
 
     python tests/crash_matrix/run.py [--jobs 4] [--only 12/] [--write]
 
-Every cell's result goes into `.crash-matrix/COMMIT.jsonl` as soon as it is there, by the commit that last changed what
-cells run: a run that was broken off goes on where it was. Cells that failed are run again. `--write` puts the
-result, as far as it is there, into docs/guarantees.md and docs/crash-matrix.json, from where another machine goes on.
+Results go into `.crash-matrix/COMMIT.jsonl` as they come, by the commit that last changed what cells run. Failed cells
+run again. `--write` puts them into docs/guarantees.md and docs/crash-matrix.json, from which other machines continue.
 """
 
 from __future__ import annotations

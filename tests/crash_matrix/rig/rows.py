@@ -1,7 +1,7 @@
-"""Rows: crashes and faults around a checkpoint, what must come of each, and what shows it.
+"""Rows: crashes and faults around a checkpoint, the required outcome of each, and the tests that show it.
 
-A row is shown by cells of the matrix, in which a process dies, stops or fails at a failpoint or a request of Kafka's
-protocol is lost or late, or by tests of their own, where a crash of a process is not what it takes.
+Cells of the matrix show a row if a process dies, stops or fails at a failpoint, or a request is lost or late; other
+tests show the rest.
 """
 
 from __future__ import annotations

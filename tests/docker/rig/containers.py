@@ -1,6 +1,6 @@
 """Database servers in containers, by testcontainers: killed, and started again on the same data and port.
 
-The clients of Docker are imported where one is started: every process of the tests collects, few have containers.
+Docker's clients are imported late: every test process collects, few start containers.
 """
 
 from __future__ import annotations

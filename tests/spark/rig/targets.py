@@ -1,7 +1,4 @@
-"""The targets of a write of Spark: Kafka and one of each store, their options, and what plain readers find in them.
-
-Shares no code with the sinks.
-"""
+"""The targets of a write of Spark, Kafka and one of each store; plain readers, not the sinks' code, read them."""
 
 from __future__ import annotations
 

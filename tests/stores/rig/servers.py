@@ -1,7 +1,4 @@
-"""The servers of all stores, which tests kill, pause and start again, and what is in them, read by plain clients.
-
-Writers have a password. Shares no code with the sinks.
-"""
+"""The servers of all stores, which tests kill, pause and restart; plain clients, not the sinks' code, read them."""
 
 from __future__ import annotations
 

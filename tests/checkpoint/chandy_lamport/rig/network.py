@@ -1,8 +1,7 @@
 """A network of processes that move money over FIFO channels while snapshots are taken.
 
-It asks the shipped algorithm what to do about every message and marker, does it, and tells the checker's history what
-has happened. When a process takes a marker off a channel is its discipline's choice, and all that the barrier modes
-differ in.
+The shipped algorithm decides about every message and marker; the network carries that out and notes it in the checker's
+history. The barrier modes differ only in their discipline: when a process takes a marker off a channel.
 """
 
 from __future__ import annotations

@@ -75,10 +75,9 @@ def schedules(
     by_all: bool = False,
     overtaking: bool = False,
 ) -> Schedule:
-    """*by_sources*: the sources initiate every snapshot, and all in the same order; *by_all*: every process does, as if
-    it was told; else anybody, in any order.
+    """*by_sources*: the sources initiate every snapshot, in one order; *by_all*: every process does; else any process.
 
-    Wherever what initiates a snapshot would not reach every process, one that is not reached initiates it as well.
+    A process that the initiators would not reach initiates the snapshot as well.
     """
     graph = draw(graphs)
     initiations: dict[int, list[int]] = {process: [] for process in range(graph.processes)}
