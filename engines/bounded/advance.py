@@ -11,7 +11,6 @@ is swept then. A sweep aborts what older attempts have left open, so an id must 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -94,14 +93,14 @@ def advance(
     *connections* have recovered; *staging* is a folder that all who run units see. *final*: a clean end follows. Raises
     `BrokerUnavailable` if the checkpoint was not decided: it never happened.
     """
-    clock = SystemClock()
+    clock, leader = SystemClock(), connections.leader
     physical = plan(loaded.pipeline.build(), options.parallelism)
     checkpoint, began_ms = manifest.checkpoint + 1, clock.monotonic_ms()
     with workplace(staging, f"{manifest.pipeline}-{checkpoint}") as folder:
         common = _common(loaded, options, connections, manifest, physical, folder)
         receipts = compute(physical, common, ranges, submit)
         hit("advance-computed")
-        connections.upkeep()  # who was fenced meanwhile opens no transactions
+        connections.drive(leader.upkeep())  # who was fenced meanwhile opens no transactions
         opened_ms = clock.monotonic_ms()
         with _aborted_if_broken_off(connections):
             publications = _publish(common, physical, connections.transaction_timeout_ms, receipts, submit)
@@ -109,7 +108,7 @@ def advance(
     base = manifest.checkpoint
     decided = PendingCheckpoint(
         checkpoint=checkpoint, base=base, previous=base, final=final, triggered_ms=began_ms,
-        attempt=connections.leader.attempt,
+        attempt=leader.attempt,
     )  # fmt: skip
     decided.acks = {(each.ack.task, each.ack.subtask): each.ack for each in receipts}
     decided.order_logs = [each.ack.order_log for each in receipts if each.ack.order_log is not None]
@@ -120,7 +119,8 @@ def advance(
     retried = any(is_retry(each.label) for each in receipts)
     _settle_failed_attempts(connections, publications, retried=retried)
     done = Advanced(_decide(connections, decided), receipts, publications)
-    connections.begin_attempt(connections.leader.attempt + (retried or done.has_failed_publications), killed=retried)
+    attempt = leader.attempt + (retried or done.has_failed_publications)
+    connections.drive(leader.begin_attempt(attempt, killed=retried))
     return done
 
 
@@ -213,8 +213,8 @@ def _settle_failed_attempts(
 def _decide(connections: PipelineConnections, decided: PendingCheckpoint) -> Manifest:
     """The manifest, once it is durable."""
     for ack in decided.acks.values():
-        connections.acknowledged(ack)
-    verdict = connections.decide(decided, (decided.base,), time.monotonic())
+        connections.leader.acknowledged(ack)
+    verdict = connections.drive(connections.leader.decide(decided, (decided.base,)))
     if isinstance(verdict, Refuse):
         _abort_all_but(connections)
         raise BrokerUnavailable(

@@ -173,7 +173,7 @@ class CatchingUp:
         refuse_at_most_once(physical.graph)
         refuse_loops(physical.graph)
         connections = PipelineConnections(
-            physical, self.options, self._note, lambda *_, **__: None,
+            physical, self.options, self._note, lambda *_: None,
             self.loaded.reference, (self.submit, self.staging),
         )  # fmt: skip
         try:
@@ -188,9 +188,9 @@ class CatchingUp:
             while self.follow and not self.stopping.wait(FOLLOW_PAUSE_S):
                 idle_s = 0.0 if self._reach(connections, summary) else idle_s + FOLLOW_PAUSE_S
                 if idle_s >= UPKEEP_INTERVAL_S:
-                    connections.upkeep()
+                    connections.drive(connections.leader.upkeep())
                     idle_s = 0.0
-            connections.conclude()
+            connections.drive(connections.leader.conclude())
         finally:
             connections.close()
         return summary
@@ -210,7 +210,7 @@ class CatchingUp:
         self.progress.began(summary.manifest, total)
 
         def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
-            return beside(connections.upkeep, lambda _: self.submit(stage, work))
+            return beside(lambda: connections.drive(connections.leader.upkeep()), lambda _: self.submit(stage, work))
 
         chunks = list(parts(ranges, self.chunk_records))
         for number, part in enumerate(chunks, 1):
@@ -299,7 +299,7 @@ class CatchUp:
         refuse_at_most_once(physical.graph)
         refuse_loops(physical.graph)
         connections = PipelineConnections(
-            physical, self.options, self._note, lambda *_, **__: None, self.loaded.reference,
+            physical, self.options, self._note, lambda *_: None, self.loaded.reference,
             (in_process, Path(THIS_MACHINE)),
         )  # fmt: skip
         try:

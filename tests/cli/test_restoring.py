@@ -41,7 +41,7 @@ def connections_of(orders: Orders, **options: Any) -> PipelineConnections:
     loaded = load("orders:pipeline")
     given = options_from({"bootstrap_servers": orders.kafka.bootstrap_servers, **options})
     physical = plan(loaded.pipeline.build(), 1)
-    return PipelineConnections(physical, given, lambda _: None, lambda *_, **__: None, loaded.reference)
+    return PipelineConnections(physical, given, lambda _: None, lambda *_: None, loaded.reference)
 
 
 @pytest.mark.exhaustive

@@ -103,7 +103,7 @@ def connections(kafka: Any, topic_name: str) -> Iterator[PipelineConnections]:
     }  # fmt: skip
     options = options_from({"bootstrap_servers": kafka.bootstrap_servers})
     physical = plan(load_reference(reference).build(), 1)
-    made = PipelineConnections(physical, options, lambda _: None, lambda *_, **__: None, reference)
+    made = PipelineConnections(physical, options, lambda _: None, lambda *_: None, reference)
     made.recover()
     yield made
     made.close()
@@ -121,7 +121,8 @@ def test_a_heartbeat_that_was_not_written_is_tried_again(connections: PipelineCo
     log, outcomes = connections.log, [Outcome.NOT_WRITTEN, Outcome.NOT_WRITTEN]
     real = log.heartbeat
     monkeypatch.setattr(log, "heartbeat", lambda **more: answered(outcomes.pop()) if outcomes else real(**more))
-    assert connections.begin_attempt(1) == connections.manifest
+    leader = connections.leader
+    assert connections.drive(leader.begin_attempt(1)) == leader.manifest
     assert outcomes == []
 
 
@@ -131,14 +132,14 @@ def test_a_heartbeat_that_is_never_written_is_an_absent_broker(
     monkeypatch.setattr(connections.log, "append_timeout_ms", 500)
     monkeypatch.setattr(connections.log, "heartbeat", lambda **_: answered(Outcome.NOT_WRITTEN))
     with pytest.raises(BrokerUnavailable, match="Nothing is lost: run the pipeline again"):
-        connections.begin_attempt(1)
-    connections.upkeep()
+        connections.drive(connections.leader.begin_attempt(1))
+    connections.drive(connections.leader.upkeep())
 
 
-@pytest.mark.parametrize("act", [lambda all_: all_.begin_attempt(1), lambda all_: all_.upkeep()])
+@pytest.mark.parametrize("act", [lambda leader: leader.begin_attempt(1), lambda leader: leader.upkeep()])
 def test_a_heartbeat_whose_outcome_is_unknown_ends_the_incarnation(
     act: Any, connections: PipelineConnections, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(connections.log, "heartbeat", lambda **_: answered(Outcome.UNKNOWN))
     with pytest.raises(Undetermined, match="is not known"):
-        act(connections)
+        connections.drive(act(connections.leader))

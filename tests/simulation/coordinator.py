@@ -7,7 +7,7 @@ or killed before every request.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -33,7 +33,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import ANSWERS
-from exactlyonce.engines.local.job import Failed, Heard, Job, Lane, Lost, Then
+from exactlyonce.engines.local.job import Failed, Heard, Job, Lost, Then
 from exactlyonce.engines.local.reporting import EventReporter, Report
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.runtime.in_flight import listed_in
@@ -133,10 +133,10 @@ class SimulatedCoordinator:
         self.carries = False
         """Whether the checkpoint that is being decided carries output of aborted ones."""
         self._inbox: deque[Callable[[], None]] = deque()
-        self._calls: deque[tuple[Callable[[], requests.Procedure[Any]], Then, Failed]] = deque()
-        """Those of the broker's lane."""
+        self._procedures: deque[tuple[requests.Procedure[Any], Then, Failed]] = deque()
+        """Those that wait for their turn."""
         self._looks: deque[Steps] = deque()
-        """Those of the producers' lane."""
+        """The looks at producers that wait for theirs."""
         self.job = WatchedJob(self)
         world.spawn(self, self._main())
         world.spawn(self, self._broker())
@@ -162,9 +162,9 @@ class SimulatedCoordinator:
 
     def _broker(self) -> Steps:
         while True:
-            if self._calls:
-                call, *then = self._calls.popleft()
-                yield from self._called(self._run(call()), *then)
+            if self._procedures:
+                procedure, *then = self._procedures.popleft()
+                yield from self._called(self._run(procedure), *then)
             else:
                 yield self.clock.monotonic_ms() + LANE_PAUSE_MS
 
@@ -184,17 +184,46 @@ class SimulatedCoordinator:
 
     # --- for the job --------------------------------------------------------------------------------------------
 
-    def ask(self, lane: Lane, call: Callable[[], Any], then: Then, failed: Failed) -> None:
-        """A look at a producer is asked again until it is answered; what people ask is seen at once."""
-        match lane:
-            case Lane.BROKER:
-                self._calls.append((call, then, failed))
-            case Lane.PRODUCERS:
-                self._looks.append(self._called(call(), then, failed))
-                if len(self._looks) == 1:
-                    self.world.spawn(self, self._producers())
-            case Lane.MAILBOX:
-                then(call())
+    def open(self, then: Callable[[WatchedLeader], None], failed: Failed) -> None:
+        self.lead(self._recovered(), then, failed)
+
+    def _recovered(self) -> requests.Procedure[WatchedLeader]:
+        self.topics.look_at_inputs()
+        self.topics.look_at_outputs()
+        self._restoring = yield from savepoint_to_restore(self, self.topics.inputs)
+        yield from self.leader.begin()
+        if self._restoring is not None:
+            judge_behind_the_fence(self, self._restoring)
+        yield from self.leader.recover()
+        return self.leader
+
+    def lead(self, procedure: requests.Procedure[Any], then: Then, failed: Failed) -> None:
+        self._procedures.append((procedure, then, failed))
+
+    def decide(self, plan: events.PendingCheckpoint, pinned: Iterable[int], then: Then, failed: Failed) -> None:
+        self.lead(self.leader.decide(plan, pinned), then, failed)
+
+    def publish_offsets(self, failed: Failed) -> None:
+        """Nobody looks at them."""
+        self.lead(_nothing(), lambda _: None, failed)
+
+    def describe(self, transactional_id: str, then: Then, failed: Failed) -> None:
+        """It is asked again until it is answered."""
+        self._looks.append(self._called(self._described(transactional_id), then, failed))
+        if len(self._looks) == 1:
+            self.world.spawn(self, self._producers())
+
+    def _described(self, transactional_id: str) -> Steps:
+        states = yield from self.world.until_answered("describe_transactions", [transactional_id])
+        return states[transactional_id]
+
+    def look_at_mailbox(self, then: Then, failed: Failed) -> None:
+        """What people ask is seen at once."""
+        then(self.leader.present_request())
+
+    @property
+    def added(self) -> Mapping[str, Mapping[int, int]]:
+        return self.topics.added
 
     def arrived(self) -> Iterator[Callable[[], None]]:
         if self._inbox:
@@ -205,16 +234,6 @@ class SimulatedCoordinator:
 
     def hurry(self, why: EndedAtOnce) -> None:
         """Nothing is waited for here."""
-
-    def open(self) -> requests.Procedure[WatchedLeader]:
-        self.topics.look_at_inputs()
-        self.topics.look_at_outputs()
-        self._restoring = yield from savepoint_to_restore(self, self.topics.inputs)
-        yield from self.leader.begin()
-        if self._restoring is not None:
-            judge_behind_the_fence(self, self._restoring)
-        yield from self.leader.recover()
-        return self.leader
 
     def start_workers(self, attempt: int, manifest: Manifest, heard: Heard, lost: Lost) -> None:
         self._heard, self._lost = heard, lost
@@ -418,3 +437,7 @@ class SimulatedCoordinator:
 
     def __str__(self) -> str:
         return f"incarnation {self.number}.{self.leader.attempt}"
+
+
+def _nothing() -> requests.Procedure[None]:
+    yield from ()
