@@ -15,7 +15,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
 from exactlyonce.engines.local.building import Built
 from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
-from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.local.worker import Worker
 from exactlyonce.engines.runtime.activity import Activity
 from exactlyonce.engines.runtime.assembler import TaskOperators
@@ -77,11 +77,12 @@ class Stuck:
 
 def subtask_of(tables: list[Any], writer: Any, acks: list[Ack], channel: LocalChannel) -> Subtask:
     """One that reads *channel*; its clock goes on whenever it is read."""
+    operators, monotonic_s = TaskOperators("task", 0, tables=tables), itertools.count(0.0).__next__
     return Subtask(
-        operators=TaskOperators("task", 0, tables=tables),
+        operators=operators,
         inputs=[ChannelInput("in", channel, BatchCodec(str), lambda _: None)], outputs=[], fed=[],
-        blocks=WorkerBlocks(writer), acknowledge=lambda message: acks.append(message.ack),
-        monotonic_s=itertools.count(0.0).__next__,
+        snapshots=Snapshots(operators, WorkerBlocks(writer), lambda message: acks.append(message.ack), monotonic_s),
+        monotonic_s=monotonic_s,
     )  # fmt: skip
 
 

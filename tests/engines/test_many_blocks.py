@@ -20,7 +20,7 @@ from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.loops import FeedbackInput, LoopChannel
 from exactlyonce.engines.local.messages import Acknowledge
-from exactlyonce.engines.local.task import Subtask
+from exactlyonce.engines.local.task import Snapshots, Subtask
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.assembler import TaskOperators
 from exactlyonce.engines.runtime.batch import Batch
@@ -46,10 +46,11 @@ def acknowledged(storage: FileStorage, records: int) -> Ack:
     blocks, new = storage.begin(1, 0), LocalChannel()
     loop = LoopChannel(Node("back", Kind.FEEDBACK, pause_ms=60_000), Node("end", Kind.MAP), lambda: 0.0)
     inputs = [ChannelInput("new:0", new, CODEC, cast(Any, None)), FeedbackInput(LOOP, loop, CODEC, cast(Any, None))]
+    operators = TaskOperators("head", 0)
+    snapshots = Snapshots(operators, WorkerBlocks(blocks), messages.append, lambda: 0.0)
     subtask = Subtask(
-        operators=TaskOperators("head", 0), inputs=[*inputs], outputs=[], fed=[loop], blocks=WorkerBlocks(blocks),
-        acknowledge=messages.append, monotonic_s=lambda: 0.0,
-    )  # fmt: skip
+        operators=operators, inputs=[*inputs], outputs=[], fed=[loop], snapshots=snapshots, monotonic_s=lambda: 0.0
+    )
     for number in range(records):
         loop.send(frame(number), 1)
     new.send_signal(Barrier(1, 0))

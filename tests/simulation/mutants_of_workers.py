@@ -75,13 +75,13 @@ def _first_input(real: Any, self: Alignment, source: Any, checkpoint: int, *, al
 
 @mutant("the snapshot is taken after the next batch", WRONG)
 @in_place_of(Subtask, "_snapshot")
-def _late_snapshot(real: Any, self: Subtask, frame: Barrier, captures: Any) -> Any:
+def _late_snapshot(real: Any, self: Subtask, frame: Barrier, captures: Any) -> None:
     for source in self.sources:
         if not source.triggers:
             batch = source.reader.poll(5, 0.0)
             if batch:
-                source.push(source._decoder.decode(batch))
-    return real(self, frame, captures)
+                source.push(source.decoder.decode(batch))
+    real(self, frame, captures)
 
 
 @mutant("a barrier overtakes the frame before it", WRONG, first=5)

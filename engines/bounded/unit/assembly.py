@@ -23,16 +23,15 @@ from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, close_function, sink_output
 from exactlyonce.engines.runtime.batch import Batch, Push
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
-from exactlyonce.engines.runtime.blocks import StagedBlocks, WorkerBlocks
+from exactlyonce.engines.runtime.blocks import WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
 from exactlyonce.engines.runtime.operators import place_of
 from exactlyonce.engines.runtime.source_decoder import SourceDecoder
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import USERS_ERRORS, InvariantViolation, text_of
 from exactlyonce.pipeline.graph import Node
-from exactlyonce.pipeline.sink import naming
 from exactlyonce.sinks.kafka.producers import KafkaProducers
-from exactlyonce.sinks.writer import SinkWriter, Writable, WriterContext, WritesToTopic
+from exactlyonce.sinks.writer import SinkWriter, WritesToTopic
 
 QUEUE_KILOBYTES = 65_536
 QUEUE_KILOBYTES_MIN = 4_096
@@ -166,22 +165,17 @@ class Assembly:
             return staging.noting(sink_output(node, graph, staging, encoder))
         if self.blocks is None:
             return _nothing
-        context = WriterContext(
-            pipeline=graph.pipeline_id,
-            sink=node.id,
-            subtask=self.unit.subtask,
+        opened = self._assembler.open_sink(
+            node,
+            self.operators,
             incarnation=self.unit.incarnation,
             attempt=self.unit.attempt,
-            type=graph.type_of(node.inputs[0]),
             slots=0,
             clients=_Clients(self._config, self._producers),
-            staging=StagedBlocks(self.blocks, node.id, self.unit.subtask),
+            blocks=self.blocks,
             prepared=_refuse,
             note=_refuse,
         )
-        with naming(node.id):
-            opened = cast("Writable", sink).open_writer(context)
-        self.operators.sinks.append(opened.writer)
         return sink_output(node, graph, _Waiting(opened.writer, self.blocks.attempt), opened.encoder)
 
     def _file(self, name: str) -> FrameWriter:
