@@ -29,6 +29,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import TransactionState
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Asked, Mailbox
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.connectors.trace import as_fields
+from exactlyonce.engines.connections import C
 from exactlyonce.engines.local import messages as msg
 from exactlyonce.engines.local.job import Failed, Heard, Job, Lost, Then
 from exactlyonce.engines.local.reporting import Report
@@ -55,6 +56,55 @@ class Lane(enum.Enum):
     """Looks at the mailbox."""
 
 
+class _Lanes:
+    """A thread for each lane, with the connections that it makes, uses and closes. *post* is `LocalHost.post`."""
+
+    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+        self._post = post
+        self._executors = {lane: ThreadPoolExecutor(1, lane.value) for lane in Lane}
+        self._connections = {lane: ExitStack() for lane in Lane}
+        self._pending: set[Future[Any]] = set()
+
+    def keep(self, lane: Lane, connection: C) -> C:
+        """*connection*, which `close` closes on its lane."""
+        return self._connections[lane].enter_context(closing(connection))
+
+    def ask(self, lane: Lane, call: Callable[[], Any], then: Then, failed: Failed) -> None:
+        """Make *call* on *lane*, and post its answer to *then*, or its error to *failed*."""
+        future = self._executors[lane].submit(call)
+        self._pending.add(future)
+        future.add_done_callback(partial(self._done, then, failed))
+
+    def _done(self, then: Then, failed: Failed, future: Future[Any]) -> None:
+        """Runs on the lane's thread."""
+        self._pending.discard(future)
+        if not future.cancelled():
+            self._post(lambda: self._answered(then, failed, future))
+
+    def _answered(self, then: Then, failed: Failed, future: Future[Any]) -> None:
+        error = future.exception()
+        if isinstance(error, ExactlyOnceError):
+            failed(error)
+        else:
+            then(future.result())
+
+    def close(self, hurry: Callable[[], EndedAtOnce | None]) -> None:
+        """Wait for calls under way, and close all connections. Raises what *hurry* returns as soon as it is set."""
+        for future in tuple(self._pending):
+            future.cancel()
+        closings = [executor.submit(self._connections[lane].close) for lane, executor in self._executors.items()]
+        self._pending.update(closings)
+        for executor in self._executors.values():
+            executor.shutdown(wait=False)
+        while wait(set(self._pending), LOOK_INTERVAL_S).not_done:
+            if (why := hurry()) is not None:
+                raise why
+        for executor in self._executors.values():
+            executor.shutdown()
+        for closed in closings:
+            closed.result()
+
+
 class LocalHost:
     """A `Host`, for one job; `run` drives it."""
 
@@ -72,17 +122,13 @@ class LocalHost:
         self.monotonic_s = time.monotonic
         self._plan, self._reference, self._options = plan, reference, options
         self._workers, self._report, self._succession = workers, report, succession
-        self._lanes = {lane: ThreadPoolExecutor(1, lane.value) for lane in Lane}
-        self._closings = {lane: ExitStack() for lane in Lane}
-        """The connections of each lane, which its thread makes, uses and closes."""
+        self._wake = _Wake()
+        self._lanes = _Lanes(self._wake.post)
         self._connections: PipelineConnections
         self._producers: Transactions | None = None
         self._mailbox: Mailbox | None = None
         self._mailbox_error = ""
         """Why the last look at the mailbox failed."""
-        self._called: set[Future[Any]] = set()
-        """Calls on lanes that are not done."""
-        self._wake = _Wake()
         self._selected: list[selectors.SelectorKey] = []
         self._hurry: EndedAtOnce | None = None
         """Why nothing is waited for any more; None: everything is."""
@@ -98,7 +144,7 @@ class LocalHost:
         finally:
             self.kill_workers()
             try:
-                self._close_connections()
+                self._lanes.close(lambda: self._hurry)
             finally:
                 self._wake.close()
                 self._report.close()
@@ -122,13 +168,13 @@ class LocalHost:
     # --- the leader ---------------------------------------------------------------------------------------------
 
     def open(self, then: Callable[[Leader], None], failed: Failed) -> None:
-        self._ask(Lane.BROKER, self._recover, then, failed)
+        self._lanes.ask(Lane.BROKER, self._recover, then, failed)
 
     def _recover(self) -> Leader:
         self._connections = PipelineConnections(
             self._plan, self._options, self._note, self._step, self._reference, succession=self._succession
         )
-        self._closings[Lane.BROKER].enter_context(closing(self._connections))
+        self._lanes.keep(Lane.BROKER, self._connections)
         manifest, leader = self._connections.recover(), self._connections.leader
         self.post(lambda: self._report.recovered(manifest, leader.incarnation.incarnation))
         return leader
@@ -140,10 +186,10 @@ class LocalHost:
         self.post(lambda: self._report.step(step, checkpoint=checkpoint, **fields))
 
     def lead(self, procedure: Procedure[Any], then: Then, failed: Failed) -> None:
-        self._ask(Lane.BROKER, partial(self._connections.drive, procedure), then, failed)
+        self._lanes.ask(Lane.BROKER, partial(self._connections.drive, procedure), then, failed)
 
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int], then: Then, failed: Failed) -> None:
-        self._ask(Lane.BROKER, partial(self._decide, plan, pinned, self.monotonic_s()), then, failed)
+        self._lanes.ask(Lane.BROKER, partial(self._decide, plan, pinned, self.monotonic_s()), then, failed)
 
     def _decide(self, plan: PendingCheckpoint, pinned: Iterable[int], acknowledged_s: float) -> Verdict:
         """The verdict on *plan*. Reports the requests that it took; without output, it is visible once decided."""
@@ -158,25 +204,25 @@ class LocalHost:
         return verdict
 
     def publish_offsets(self, failed: Failed) -> None:
-        self._ask(Lane.BROKER, self._connections.publish_offsets, lambda _: None, failed)
+        self._lanes.ask(Lane.BROKER, self._connections.publish_offsets, lambda _: None, failed)
 
     def describe(self, transactional_id: str, then: Callable[[TransactionState | None], None], failed: Failed) -> None:
-        self._ask(Lane.PRODUCERS, partial(self._describe, transactional_id), then, failed)
+        self._lanes.ask(Lane.PRODUCERS, partial(self._describe, transactional_id), then, failed)
 
     def _describe(self, transactional_id: str) -> TransactionState | None:
         if self._producers is None:
             client, places = self._options.client, self._connections.places
-            self._producers = Transactions(client, timeout_ms=APPEND_TIMEOUT_MS, places=places)
-            self._closings[Lane.PRODUCERS].enter_context(closing(self._producers))
+            producers = Transactions(client, timeout_ms=APPEND_TIMEOUT_MS, places=places)
+            self._producers = self._lanes.keep(Lane.PRODUCERS, producers)
         return self._producers.describe([transactional_id])[transactional_id]
 
     def look_at_mailbox(self, then: Callable[[Asked | None], None], failed: Failed) -> None:
-        self._ask(Lane.MAILBOX, self._look_at_mailbox, then, failed)
+        self._lanes.ask(Lane.MAILBOX, self._look_at_mailbox, then, failed)
 
     def _look_at_mailbox(self) -> Asked | None:
         if self._mailbox is None:
-            self._mailbox = Mailbox(self._options.client.confluent(), self._connections.pipeline)
-            self._closings[Lane.MAILBOX].enter_context(closing(self._mailbox))
+            mailbox = Mailbox(self._options.client.confluent(), self._connections.pipeline)
+            self._mailbox = self._lanes.keep(Lane.MAILBOX, mailbox)
         try:
             request, self._mailbox_error = self._mailbox.look(), ""
         except UserError as error:
@@ -186,40 +232,6 @@ class LocalHost:
             return None
         incarnation = self._connections.leader.incarnation.incarnation
         return request if request is not None and request.incarnation == incarnation else None
-
-    def _ask(self, lane: Lane, call: Callable[[], Any], then: Then, failed: Failed) -> None:
-        future = self._lanes[lane].submit(call)
-        self._called.add(future)
-        future.add_done_callback(partial(self._done, then, failed))
-
-    def _done(self, then: Then, failed: Failed, future: Future[Any]) -> None:
-        """Runs on the lane's thread."""
-        self._called.discard(future)
-        if not future.cancelled():
-            self.post(lambda: self._answered(then, failed, future))
-
-    def _answered(self, then: Then, failed: Failed, future: Future[Any]) -> None:
-        error = future.exception()
-        if isinstance(error, ExactlyOnceError):
-            failed(error)
-        else:
-            then(future.result())
-
-    def _close_connections(self) -> None:
-        """Wait for pending calls, then close each connection on the lane that used it."""
-        for future in tuple(self._called):
-            future.cancel()
-        closings = [executor.submit(self._closings[lane].close) for lane, executor in self._lanes.items()]
-        self._called.update(closings)
-        for executor in self._lanes.values():
-            executor.shutdown(wait=False)
-        while wait(set(self._called), LOOK_INTERVAL_S).not_done:
-            if self._hurry is not None:
-                raise self._hurry
-        for executor in self._lanes.values():
-            executor.shutdown()
-        for closed in closings:
-            closed.result()
 
     # --- workers ------------------------------------------------------------------------------------------------
 

@@ -217,7 +217,13 @@ def test_a_loop_that_is_gone() -> None:
 def builder_of(log: Log) -> building._Builder:
     nobody = cast(Any, None)
     start = SimpleNamespace(
-        subtask=0, attempt=0, unaligned=False, state=None, parallelism=1, manifest=log.manifest, skips=(),
+        subtask=0,
+        attempt=0,
+        unaligned=False,
+        state=None,
+        parallelism=1,
+        manifest=log.manifest,
+        skips=(),
         drops_fields=False,
     )  # fmt: skip
     clients = SimpleNamespace(block_reader=lambda: log)
