@@ -28,7 +28,6 @@ from exactlyonce.engines.blocks import NewestBlocks, Storages, in_use, require_o
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.erasing.erase import erase_condemned
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.performer import NO_REPLAY, beside
 from exactlyonce.engines.plan import Plan
@@ -38,6 +37,7 @@ from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
 from exactlyonce.engines.surroundings.stores import PipelineStores, stages
 from exactlyonce.engines.surroundings.stores_aside import StoresAside
+from exactlyonce.engines.traces import erase_condemned
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
 

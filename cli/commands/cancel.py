@@ -49,7 +49,7 @@ def cancel(args: argparse.Namespace) -> int:
     from exactlyonce.cli.lines import note_for
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
     from exactlyonce.engines import asking
-    from exactlyonce.engines.erasing.erase import erase_condemned
+    from exactlyonce.engines.traces import erase_condemned
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config, note = duration_ms(args.timeout, "--timeout"), client(args), note_for(args)
@@ -99,7 +99,7 @@ def _as_json(history: History) -> str:
 
 def _as_text(history: History, seen: History) -> str:
     """*seen* is what there was before it was asked for: of what is deleted it tells what stays."""
-    from exactlyonce.engines.erasing.erase import stores_of
+    from exactlyonce.engines.traces import stores_of
 
     ended = f"{history.pipeline} is cancelled: nothing is open, and what was not decided is forgotten."
     if _deleted(history):

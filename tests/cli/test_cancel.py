@@ -20,8 +20,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import Mailbox
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines import asking
-from exactlyonce.engines.erasing import erase
+from exactlyonce.engines import asking, traces
 from exactlyonce.engines.short_incarnation import connected
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, files, wait_until
@@ -124,8 +123,8 @@ def test_a_run_that_begins_while_all_is_deleted(orders: Orders, monkeypatch: pyt
         begun.append(orders.begun_elsewhere())
         return last_look(*arguments)
 
-    monkeypatch.setattr(erase, "last_look", slow)
-    erase.erase_condemned(orders.config, topic, found, print)
+    monkeypatch.setattr(traces, "last_look", slow)
+    traces.erase_condemned(orders.config, topic, found, print)
     assert begun[0]() is Outcome.DONE, "it was not fenced"
 
 
@@ -137,10 +136,10 @@ def test_two_who_delete(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None
     def meanwhile(place: str) -> None:
         if place in faster:
             faster.remove(place)
-            erase.erase_condemned(orders.config, topic, found, print)
+            traces.erase_condemned(orders.config, topic, found, print)
 
-    monkeypatch.setattr(erase, "hit", meanwhile)
-    erase.erase_condemned(orders.config, topic, found, print)
+    monkeypatch.setattr(traces, "hit", meanwhile)
+    traces.erase_condemned(orders.config, topic, found, print)
     left = orders.history()
     assert (faster, left.retained, left.incarnation_latest) == ([], [], 2)
 
