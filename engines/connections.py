@@ -1,8 +1,8 @@
-"""The connections of one leader: its clients, its decision log, and what answers the requests of its procedures.
+"""The connections of one leader: its clients, its decision log, and the answers to its procedures' requests.
 
-Every leader is opened here: of a run, of bounded work, of a sink of Spark, of a command. Invariants: making one
-connects to nothing, and `lead` fences nobody; the process and cluster of a leader are filled in by `lead` alone. For
-one thread at a time; a subclass names its exceptions.
+Every leader is opened here: of a run, of bounded work, of a Spark sink, of a command. Invariants: making one connects
+to nothing, and `lead` fences nobody; only `lead` fills in the process and cluster of a leader. For one thread at a
+time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from exactlyonce.engines.processes import this_process
 from exactlyonce.engines.system_clock import SystemClock
 
 TIMEOUT_MS = 30_000
-"""How long a question about transactions outlasts a broker that is away."""
+"""The time that a question about transactions waits for a broker that is away."""
 
 
 class Closable(Protocol):
@@ -58,14 +58,14 @@ class Connections:
         *,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        """*note* is told what a person should know."""
+        """*note* gets notes for a person."""
         self.client, self.pipeline, self.note = client, pipeline, note
         self.clock = SystemClock()
         self.trace = Trace()
         self.places = Places()
-        """The brokers that the sinks' transactions are asked at."""
+        """The brokers of the sinks' transactions."""
         self.answers: list[Callable[[ask.Request], Any]] = []
-        """Asked before the performer, in this order; each returns `NotImplemented` for what is not its own."""
+        """Asked in this order, before the performer. Each returns `NotImplemented` for requests of others."""
         self._opened = ExitStack()
         self._open_log = ExitStack()
         self.transactions = self.keep(
@@ -75,7 +75,7 @@ class Connections:
         self.topics = self.keep(Topics(client, observe=self.trace.client()))
 
     def keep(self, resource: C) -> C:
-        """*resource*, which `close` closes, too."""
+        """*resource*, which `close` closes."""
         return self._opened.enter_context(closing(resource))
 
     def open_log(
@@ -87,7 +87,7 @@ class Connections:
         step: Callable[[str, int], None] = lambda step, checkpoint: None,
         storage: str = TOPIC,
     ) -> DecisionLog:
-        """A decision log in *topic* that has fenced nobody, in place of the one before; see `Performer`."""
+        """Open a decision log in *topic*, in place of the last one, that has fenced nobody; see `Performer`."""
         self._open_log.close()
         self.log = DecisionLog(self.pipeline, topic, self.clock)
         self.log_requests = LogRequests(self.client, topic, observed=self.trace.client)
@@ -96,8 +96,8 @@ class Connections:
             transaction_timeout_ms=transaction_timeout_ms, step=step, replay=replay, note=self.note, storage=storage,
             beat=self._beat,
         )  # fmt: skip
-        for each in (self.log_requests, self.performer):
-            self._open_log.enter_context(closing(each))
+        for opened in (self.log_requests, self.performer):
+            self._open_log.enter_context(closing(opened))
         return self.log
 
     def lead(self, config: LeaderConfig, retention: Retention) -> Leader:
@@ -115,11 +115,11 @@ class Connections:
         return self._frozen(self.leader.begin())
 
     def open(self) -> History:
-        """Fence every other process that writes decisions: see `Leader.open`."""
+        """Fence every other writer of decisions: see `Leader.open`."""
         return self._frozen(self.leader.open())
 
     def _frozen(self, opening: Procedure[R]) -> R:
-        """The result of *opening*; from then on the log has the partitions that were frozen in its first manifest."""
+        """The result of *opening*. From then on the log has the partitions of its first manifest."""
         result = self.drive(opening)
         self.log_requests.freeze(self.log.topic)
         return result
@@ -144,6 +144,6 @@ class Connections:
         return self.performer(request)
 
     def close(self) -> None:
-        """Let go of all connections; nothing is ended by it."""
+        """Close all connections; this ends no incarnation."""
         with self._opened:
             self._open_log.close()

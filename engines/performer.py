@@ -1,8 +1,7 @@
-"""The performer of what the protocol's procedures ask for, at a real broker. Called by one thread at a time.
+"""The performer sends the requests of the protocol's procedures to real brokers. Called by one thread at a time.
 
-Invariants: an EndTxn whose answer is unknown is asked again as it was; while no broker answers, that is a pause, not a
-failure. Of requests that go out together, those of one client go one after the other: a client is used by one thread at
-a time.
+Invariants: an EndTxn with an unknown answer is repeated unchanged; a broker that is away is a pause, not a failure. One
+thread at a time uses a client: requests that go out together are sequential within a client.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from exactlyonce.checkpoint import requests as ask
@@ -42,20 +42,16 @@ _AFTER_APPEND = {
 }
 
 Replay = Callable[[Manifest, Committable, str], Committable | str]
-"""Manifest, what of it was lost, and the new transactional id -> the new committable, or why there is none. It asks
-nothing of whoever leads."""
-
-
+"""(manifest, its lost committable, new transactional id) -> the new committable, or why there is none. It asks the
+leader nothing."""
 NO_REPLAY = "the run was told to halt instead (--repair halt)."
 NOTED_INTERVAL_S = 30.0
 
 
 def beside(beat: Callable[[], None], work: Callable[[Callable[[], None]], R]) -> R:
-    """Do *work*, which may take long and asks nothing of whoever leads, and *beat* on another thread meanwhile, again
-    and again: nothing else may ask the leader until it is done.
+    """Do *work*, which may take long, while another thread repeats *beat*. *work* must not ask the leader.
 
-    *work* is given a function and calls it often: it raises what *beat* has raised. Whatever *beat* has raised is also
-    raised at the end.
+    An error of *beat* is raised at the end, or by the function that *work* is given and should call often.
     """
     ended = threading.Event()
     raised: list[Exception] = []
@@ -83,7 +79,7 @@ def beside(beat: Callable[[], None], work: Callable[[Callable[[], None]], R]) ->
 
 
 class _Lane(enum.Enum):
-    """The client that answers a request, and the thread that uses it."""
+    """A client and the thread that uses it."""
 
     TRANSACTIONS = "transactions"
     LOG = "log"
@@ -104,39 +100,31 @@ _LANES: dict[type, _Lane] = {
 """All others ask about the sinks' transactions, are never asked together with another, or ask nobody."""
 
 
+@dataclass
 class Performer:
     """Answers the requests of `checkpoint.requests`."""
 
-    def __init__(
-        self,
-        config: ClientConfig,
-        transactions: Transactions,
-        output_log: Log,
-        log: LogRequests,
-        transaction_timeout_ms: int,
-        step: Callable[[str, int], None] = lambda step, checkpoint: None,
-        replay: Replay | str = NO_REPLAY,
-        note: Callable[[str], None] = lambda text: None,
-        storage: str = TOPIC,
-        beat: Callable[[], None] = lambda: None,
-    ) -> None:
-        """*step* is told of durable records, *note* what is waited for; *replay*, if a string, says why nothing is
-        replayed; *storage* is where blocks are kept now; *beat* is done now and then while something is written again,
-        which may take long."""
-        self.config = config
-        self.transactions = transactions
-        self.output_log = output_log
-        self.log = log
-        self.transaction_timeout_ms = transaction_timeout_ms
-        self.step = step
-        self.replay = replay
-        self.note = note
-        self._storage = storage
-        self._beat = beat
-        self._removals = Removals(self._blocks, note)
+    config: ClientConfig
+    transactions: Transactions
+    output_log: Log
+    log: LogRequests
+    transaction_timeout_ms: int
+    step: Callable[[str, int], None] = lambda step, checkpoint: None
+    """Told of durable records."""
+    replay: Replay | str = NO_REPLAY
+    """A string says why nothing is replayed."""
+    note: Callable[[str], None] = lambda text: None
+    """Told what is waited for."""
+    storage: str = TOPIC
+    """The storage of new blocks."""
+    beat: Callable[[], None] = lambda: None
+    """Called now and then while lost output is written again."""
+
+    def __post_init__(self) -> None:
+        self._removals = Removals(self._blocks, self.note)
         self._noted_s = float("-inf")
         self.visible_s = 0.0
-        """When output of a decision became visible last, or would have: seconds that only grow."""
+        """The monotonic time when the last decision with output became visible, or the last one without was made."""
         self._lanes = ThreadPoolExecutor(len(_Lane), "lane")
 
     def close(self) -> None:
@@ -145,7 +133,7 @@ class Performer:
         self._lanes.shutdown()
 
     def _blocks(self, storage: str) -> BlockStorage:
-        """For one question; it is to be closed."""
+        """A storage for one question; the caller closes it."""
         return block_storage(self.config, self.log.topic, storage)
 
     def __call__(self, request: ask.Request) -> Any:
@@ -163,7 +151,7 @@ class Performer:
             case ask.EndTransactions(endings, commit):
                 return self._end(endings, commit)
             case ask.RewriteMarkers(name, producer_id, partitions, commit, epoch):
-                with suppress(BrokerUnavailable):  # whether it was done shows in the partitions, which are asked next
+                with suppress(BrokerUnavailable):  # the partitions, which are asked next, show whether it was done
                     self.transactions.rewrite_markers(ask.Ending(name, producer_id, epoch), partitions, commit=commit)
                 return None
             case ask.Reached(place):
@@ -181,47 +169,45 @@ class Performer:
             case ask.Look(committable):
                 return self.output_log.fate(committable)
             case ask.CopyTransaction(committable, name):
-                copied = beside(self._beat, lambda _: self._copied(committable, name))
+                copied = beside(self.beat, lambda _: self._copied(committable, name))
                 hit("repair-copied")
                 return copied
             case ask.ReplayTransaction(manifest, lost, name):
                 replay = self.replay
                 if isinstance(replay, str):
                     return replay
-                replayed = beside(self._beat, lambda _: replay(manifest, lost, name))
+                replayed = beside(self.beat, lambda _: replay(manifest, lost, name))
                 hit("repair-replayed")
                 return replayed
         return self.log(request)
 
     def _copied(self, lost: Committable, name: str) -> Committable | str:
-        """By a client of its own: heartbeats go on beside it."""
+        """Uses a client of its own, for heartbeats go on meanwhile."""
         with closing(Transactions(self.config)) as transactions:
             return copy_transaction(self.config, transactions, self.output_log, lost, name, self.transaction_timeout_ms)
 
     def together(
         self, requests: tuple[ask.Request, ...], perform: Callable[[ask.Request], Any]
     ) -> tuple[ask.Answer, ...]:
-        """The answers of *perform*, each lane in a thread of its own, but for the first, which is this one's."""
+        """The answers of *perform*. Each lane has a thread: the first lane this one, the others their own."""
         lanes: dict[_Lane, list[int]] = {}
         for number, request in enumerate(requests):
             lanes.setdefault(_LANES.get(type(request), _Lane.TRANSACTIONS), []).append(number)
 
         def answers(numbers: list[int]) -> list[ask.Answer]:
-            return [ask.answered(requests[each], perform) for each in numbers]
+            return [ask.answered(requests[number], perform) for number in numbers]
 
         first, *others = lanes.values()
-        futures = [self._lanes.submit(answers, each) for each in others]
-        given = dict(zip(first, answers(first), strict=True))
+        futures = [self._lanes.submit(answers, numbers) for numbers in others]
+        by_number = dict(zip(first, answers(first), strict=True))
         for numbers, future in zip(others, futures, strict=True):
-            given.update(zip(numbers, future.result(), strict=True))
-        return tuple(given[number] for number in range(len(requests)))
+            by_number.update(zip(numbers, future.result(), strict=True))
+        return tuple(by_number[number] for number in range(len(requests)))
 
     def _looked(self, storage: str, look: Callable[[BlockStorage], Any], *, needed: bool = False) -> Any:
-        """What *look* finds in *storage*; a string: why one that the pipeline has left shows nothing.
-
-        Nobody waits for that one, unless it is *needed*: it may be gone for good.
-        """
-        if needed or storage in (self._storage, TOPIC):
+        """The result of *look* at *storage*. A storage that the pipeline has left is not waited for, unless *needed*,
+        for it may be gone: a string says why it cannot be read."""
+        if needed or storage in (self.storage, TOPIC):
             with closing(self._blocks(storage)) as blocks:
                 return self._persistently(lambda: look(blocks))
         try:
@@ -231,7 +217,7 @@ class Performer:
             return str(error)
 
     def _persistently(self, asked: Callable[[], Any]) -> Any:
-        """The answer of *asked*, asked again while the broker is away: for as long as an append is tried."""
+        """The answer of *asked*, repeated while the broker is away, for as long as an append."""
 
         def attempt(_: int) -> ask.Procedure[Any]:
             try:
@@ -239,7 +225,7 @@ class Performer:
             except BrokerUnavailable as error:
                 self._waits(error)
                 raise
-            yield  # never: it makes this a procedure
+            yield  # unreachable: it makes this a procedure
 
         clock = SystemClock()
         return ask.drive(ask.retrying(attempt, clock, clock.monotonic_ms() + APPEND_TIMEOUT_MS), self.log)
@@ -256,7 +242,7 @@ class Performer:
         return answers
 
     def _waits(self, error: BrokerUnavailable) -> None:
-        """Now and then say what is waited for: what is decided is committed, however long that takes."""
+        """Note now and then what is waited for: a decision is committed, however long that takes."""
         if time.monotonic() >= self._noted_s + NOTED_INTERVAL_S:
             self._noted_s = time.monotonic()
             what = "the checkpoint storage" if isinstance(error, StorageUnavailable) else "a broker"

@@ -1,4 +1,4 @@
-"""Processes of this machine: whether the one that led as an incarnation is known to be no more."""
+"""Processes of this machine: whether the process of an incarnation is known to be dead."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _PROCESS_IDS = "/proc/self/ns/pid"
 
 
 def machine() -> str:
-    """The name of the system in which the id of this process counts: its boot, and its namespace of process ids.
+    """The scope of this process's id: the boot of the machine, and the namespace of process ids.
 
-    A host's name would not do: two machines, or two containers, may have the same. It stands in where Linux's names are
-    not to be had.
+    Two machines or containers may share a host name, so that is only used where Linux's names are missing.
     """
     try:
         return f"{_BOOT_ID.read_text().strip()} {os.readlink(_PROCESS_IDS)}"
@@ -25,12 +24,12 @@ def machine() -> str:
 
 
 def this_process() -> tuple[str, int, str]:
-    """Host, process id and machine, as an incarnation notes them."""
+    """Host, process id and machine."""
     return socket.gethostname(), os.getpid(), machine()
 
 
 def is_known_dead(incarnation: Incarnation) -> bool:
-    """Whether it was a process of this machine that is no more, or this one, which begins anew."""
+    """Whether its process was on this machine and has ended, or is this one, which begins anew."""
     if (incarnation.machine, incarnation.host) != (machine(), socket.gethostname()):  # copies of one share its boot
         return False
     try:
