@@ -155,11 +155,9 @@ def plan(graph: LogicalGraph, parallelism: int) -> Plan:
             if (read.node, node.id) not in cut:
                 first, second = sorted((find(read.node), find(node.id)), key=order.__getitem__)
                 leader[second] = first
-    members: dict[str, list[Node]] = {}
-    for node in graph.nodes:
-        members.setdefault(find(node.id), []).append(node)
-    tasks = [Task(name, tuple(nodes)) for name, nodes in members.items()]
-    owner = {node.id: task.name for task in tasks for node in task.nodes}
+    owner = {node.id: find(node.id) for node in graph.nodes}
+    names = dict.fromkeys(owner.values())
+    tasks = [Task(name, tuple(node for node in graph.nodes if owner[node.id] == name)) for name in names]
     depths = _depths(tasks, shuffles, owner)
     _refuse_cycles(shuffles, owner, depths)
     _refuse_loops_alone(tasks, shuffles)

@@ -1,17 +1,15 @@
-"""Channels: ordered links between subtasks, one bounded queue each.
+"""Channels: ordered links between subtasks, each a bounded queue in memory or, between workers, a socket.
 
-Invariants: a channel delivers frames in the order they were sent, each once; a send never blocks; a channel without
-room says so, and its writer's task is not run until it has drained. A signal is always accepted, so that a full
-channel cannot hold up a checkpoint. Channels between subtasks of one worker are queues in memory, the others sockets.
+Invariants: a channel delivers each frame once, in order. A send never blocks. A writer's task is not run until its full
+channels have drained. A signal is always accepted, so that a full channel delays no checkpoint.
 
-A channel is bounded by bytes, for memory's sake, and by how many records have left it lately, for a barrier waits
-behind all that was sent before it: the reader grants a window of records, and tells what it has taken. What it grants
-and tells only delays the writer: frames, their order and the order log do not depend on it.
+A channel is bounded in bytes, for memory, and in records, for a barrier waits behind all of them. The reader grants a
+window of records, as many as have left the channel lately, and tells what it has taken. That only delays the writer:
+frames, their order and the order log do not depend on it.
 
-A barrier that may overtake comes to a subtask by the control channel, ahead of all frames; in the channel it stands at
-the place of any other. What the reader has not taken when it takes its snapshot, and what comes until the barrier, was
-on its way: a `Capture` has it, whole and in order, wherever it was: with the reader, in the socket, or unsent. For this
-the reader lets come what there is, whatever the bound; and goes on taking it as before.
+A barrier that may overtake also comes to a subtask over the control channel, ahead of all frames. Frames that the
+reader has not taken at its snapshot, up to the barrier in the channel, are in flight. A `Capture` gets all of them in
+order: with the reader, in the socket, or unsent. Meanwhile the reader reads beyond its bound.
 """
 
 from __future__ import annotations
@@ -30,10 +28,11 @@ INBOX_BYTES_MAX = 1 << 19
 WINDOW_AT_FIRST = 4
 _HEADER = struct.Struct("<IBQ")
 _DATA, _SIGNAL, _TAKEN = 0, 1, 2
+_GONE = "the worker at the other end of a channel is gone"
 
 
 class PeerGone(ExactlyOnceError):
-    """The worker at the other end has died; the coordinator restarts the job."""
+    """The worker at the other end is dead. The coordinator restarts the job."""
 
 
 Frame = bytes | Signal
@@ -41,7 +40,7 @@ Frame = bytes | Signal
 
 
 class Capture:
-    """The frames of one channel that are taken after the snapshot of *checkpoint* and were sent before its barrier."""
+    """The in-flight frames of one channel at *checkpoint*: taken after the snapshot, sent before the barrier."""
 
     def __init__(self, checkpoint: int) -> None:
         self.checkpoint = checkpoint
@@ -50,7 +49,7 @@ class Capture:
         """Whether the barrier has come."""
 
     def arrived(self, frame: Frame) -> None:
-        """*frame* is the next that has come."""
+        """*frame* is the next to arrive."""
         if isinstance(frame, bytes):
             self.frames.append(frame)
         elif isinstance(frame, Barrier) and frame.checkpoint == self.checkpoint:
@@ -58,21 +57,21 @@ class Capture:
 
 
 class _Arrivals:
-    """What has come on a channel and is not taken, frame by frame, and who captures it."""
+    """The frames that have arrived and are not taken, and their captures."""
 
     def __init__(self) -> None:
         self.frames: deque[Frame] = deque()
         self.size = 0
         """Bytes."""
         self.captures: list[Capture] = []
-        """Those whose barrier has not come."""
+        """The captures whose barrier has not come."""
 
     def append(self, frame: Frame) -> None:
         self.frames.append(frame)
         self.size += len(frame) if isinstance(frame, bytes) else 0
         for capture in self.captures:
             capture.arrived(frame)
-        self.captures = [each for each in self.captures if not each.whole]
+        self.captures = [capture for capture in self.captures if not capture.whole]
 
     def popleft(self) -> Frame | None:
         if not self.frames:
@@ -91,10 +90,9 @@ class _Arrivals:
 
 
 class Pipe(Protocol):
-    """One end of a link that carries bytes both ways and holds few of them: a Unix socket that does not block.
+    """One end of a small byte buffer in both directions: a Unix socket that does not block.
 
-    BlockingIOError: it is full, or empty. Any other OSError, and no bytes where some are received: the other end is
-    gone.
+    BlockingIOError: it is full, or empty. Any other OSError, or no bytes received: the other end is gone.
     """
 
     def send(self, data: memoryview, /) -> int: ...
@@ -104,7 +102,7 @@ class Pipe(Protocol):
 
 @dataclass
 class Flow:
-    """How many records may be on their way, as one end knows it."""
+    """The records sent and taken, and the window, as one end knows them."""
 
     sent: int = 0
     taken: int = 0
@@ -112,7 +110,7 @@ class Flow:
 
     @property
     def room(self) -> int:
-        """How many more may be sent; 0 until half the window is free, for many small batches cost more than few."""
+        """The records that may be sent; 0 until half the window is free, for small batches cost more."""
         room = self.window - (self.sent - self.taken)
         return max(0, room) if 2 * room >= self.window else 0
 
@@ -123,23 +121,23 @@ class Channel(Protocol):
 
     @property
     def records(self) -> int:
-        """How many records were sent so far."""
+        """The records sent so far."""
 
     @property
     def room(self) -> int:
-        """How many records its writer may send; 0: it must pause."""
+        """The records that its writer may send; 0: it must pause."""
 
     @property
     def full(self) -> bool:
-        """Whether as many bytes wait in it as may."""
+        """Whether it holds as many bytes as it may."""
 
     @property
     def closed(self) -> bool:
-        """Whether its reader takes nothing but what lies before a barrier that is due."""
+        """Whether its reader only takes records before a barrier that is due."""
 
     @property
     def waits(self) -> bool:
-        """Whether anything has come that is not received."""
+        """Whether something has arrived that is not received."""
 
     def send(self, data: bytes, records: int) -> None: ...
     def send_signal(self, signal: Signal) -> None: ...
@@ -147,16 +145,16 @@ class Channel(Protocol):
     def fill(self) -> bool: ...
     def receive(self) -> Frame | None: ...
     def capture(self, checkpoint: int) -> Capture:
-        """Of what is not received, all that lies before barrier *checkpoint*, which is not received either."""
+        """Capture the frames before barrier *checkpoint* that are not received."""
 
     def took(self, records: int, window: int) -> None:
-        """So many more are processed, and so many may be on their way from now on; 0: it is closed."""
+        """*records* more are processed, and *window* may be in flight from now on; 0: it is closed."""
 
     def fileno(self) -> int: ...
 
 
 class LocalChannel:
-    """Between two subtasks of one worker."""
+    """A channel between two subtasks of one worker."""
 
     def __init__(self) -> None:
         self._arrivals = _Arrivals()
@@ -210,7 +208,7 @@ class LocalChannel:
 
 
 class SocketChannel:
-    """Between two workers: one end of a Unix socket pair. What the reader has taken goes the other way."""
+    """One end of a channel between two workers, over a Unix socket pair. The reader's window goes the other way."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._socket = pipe
@@ -219,10 +217,10 @@ class SocketChannel:
         self._inbox = bytearray()
         self._read = 0
         self._arrivals = _Arrivals()
-        """Frames that were looked at before their turn, for a capture; the rest of the inbox is behind them."""
+        """Frames decoded early for a capture; the rest of the inbox comes after them."""
         self._flow = Flow()
         self._untold = False
-        """Whether the writer has yet to be told what was taken."""
+        """Whether the writer has yet to hear what was taken."""
 
     @property
     def records(self) -> int:
@@ -246,13 +244,12 @@ class SocketChannel:
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits to be written to the socket."""
+        """Whether bytes wait to be written to the socket."""
         return bool(self._outbox)
 
     @property
     def hungry(self) -> bool:
-        """Whether more is read when it comes: while there is room or a barrier is to come, and until the first frame is
-        whole."""
+        """Whether to read more: there is room, a capture waits for its barrier, or no frame is whole."""
         available = len(self._inbox) - self._read
         if self._arrivals.captures or self._arrivals.size + available < INBOX_BYTES_MAX:
             return True
@@ -262,7 +259,6 @@ class SocketChannel:
         return available < _HEADER.size + int(size)
 
     def send(self, data: bytes, records: int) -> None:
-        """Queue a batch."""
         self._flow.sent += records
         self._put(_HEADER.pack(len(data), _DATA, 0) + data)
 
@@ -272,7 +268,6 @@ class SocketChannel:
         self._untold = True
 
     def send_signal(self, signal: Signal) -> None:
-        """Queue a signal, after all that was sent before it."""
         body = signals.encode(signal)
         self._put(_HEADER.pack(len(body), _SIGNAL, 0) + body)
 
@@ -283,7 +278,7 @@ class SocketChannel:
     def flush(self) -> bool:
         """Write what the socket takes now; True if anything moved."""
         moved = False
-        if self._untold and not self._outbox:  # sums: what could not be told yet is in the next one
+        if self._untold and not self._outbox:  # totals: the next one includes what could not be sent now
             self._put(_HEADER.pack(8, _TAKEN, self._flow.taken) + self._flow.window.to_bytes(8, "little"))
             self._untold = False
         while self._outbox:
@@ -293,7 +288,7 @@ class SocketChannel:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise PeerGone(f"the worker at the other end of a channel is gone: {error}") from None
+                raise PeerGone(f"{_GONE}: {error}") from None
             moved = True
             self._outbox_bytes -= sent
             if sent == len(head):
@@ -311,9 +306,9 @@ class SocketChannel:
             except BlockingIOError:
                 break
             except OSError as error:
-                raise PeerGone(f"the worker at the other end of a channel is gone: {error}") from None
+                raise PeerGone(f"{_GONE}: {error}") from None
             if not data:
-                raise PeerGone("the worker at the other end of a channel is gone")
+                raise PeerGone(_GONE)
             self._inbox += data
             moved = True
             if self._arrivals.captures:
@@ -321,13 +316,13 @@ class SocketChannel:
         return moved
 
     def hear(self) -> None:
-        """The writer's end: take in what the reader has told."""
+        """On the writer's end, read what the reader has taken."""
         while (frame := self._next()) is not None:
             _, self._flow.taken, body = frame
             self._flow.window = int.from_bytes(body, "little")
 
     def receive(self) -> Frame | None:
-        """The reader's end: the next whole frame, or None."""
+        """On the reader's end, the next whole frame, or None."""
         return self._arrivals.popleft() if self._arrivals.frames else self._whole()
 
     def capture(self, checkpoint: int) -> Capture:

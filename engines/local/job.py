@@ -302,7 +302,7 @@ class Job:
     def _perform(self, effect: events.Effect) -> None:
         match effect:
             case events.Trigger(checkpoint, base, final, savepoint, overtakes_after_ms):
-                self.report.triggered(checkpoint)
+                self.report.step("triggered", checkpoint=checkpoint)
                 for worker in self.host.workers:
                     added = {
                         source: share_of(offsets, self.plan.parallelism, worker.subtask)
@@ -374,7 +374,7 @@ class Job:
         match message:
             case msg.Ready(subtask, fingerprint, restore_ms):
                 self._restored(subtask, fingerprint)
-                self.report.restored(subtask, restore_ms)
+                self.report.step("restored", worker=subtask, restore_ms=restore_ms)
             case msg.Prepared(_, _, transactional_id):
                 self.host.describe(transactional_id, partial(self._described, worker, message), self._failed)
             case msg.Acknowledge(ack):

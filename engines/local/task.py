@@ -142,7 +142,7 @@ class Subtask:
     def going_round(self) -> int:
         """The number of records that wait to come round a loop."""
         restored = self.restored.waiting if self.restored is not None and self.restored.goes_round else 0
-        return restored + sum(loop.waiting for loop in self._loops)
+        return restored + sum(loop.channel.waiting for loop in self._loops)
 
     @property
     def full(self) -> bool:
@@ -212,7 +212,7 @@ class Subtask:
     @property
     def _has_too_much(self) -> bool:
         """Whether too much goes round to take new records."""
-        return self.going_round > ROUND_RECORDS_MAX or sum(loop.size for loop in self._loops) > ROUND_BYTES_MAX
+        return self.going_round > ROUND_RECORDS_MAX or sum(loop.channel.size for loop in self._loops) > ROUND_BYTES_MAX
 
     def _in_turn(self, rounds: Sequence[Input], *, crowded: bool) -> Iterator[Input]:
         """The inputs in the order in which to ask them."""
