@@ -15,6 +15,7 @@ order: with the reader, in the socket, or unsent. Meanwhile the reader reads bey
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -115,46 +116,9 @@ class Flow:
         return max(0, room) if 2 * room >= self.window else 0
 
 
-class Channel(Protocol):
-    """One direction of a link. Writers use `send*`, `records`, `room`, `full`, `closed`, `flush`; readers `receive`,
-    `waits`, `took`, `fill` and `capture`."""
-
-    @property
-    def records(self) -> int:
-        """The records sent so far."""
-
-    @property
-    def room(self) -> int:
-        """The records that its writer may send; 0: it must pause."""
-
-    @property
-    def full(self) -> bool:
-        """Whether it holds as many bytes as it may."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether its reader only takes records before a barrier that is due."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether something has arrived that is not received."""
-
-    def send(self, data: bytes, records: int) -> None: ...
-    def send_signal(self, signal: Signal) -> None: ...
-    def flush(self) -> bool: ...
-    def fill(self) -> bool: ...
-    def receive(self) -> Frame | None: ...
-    def capture(self, checkpoint: int) -> Capture:
-        """Capture the frames before barrier *checkpoint* that are not received."""
-
-    def took(self, records: int, window: int) -> None:
-        """*records* more are processed, and *window* may be in flight from now on; 0: it is closed."""
-
-    def fileno(self) -> int: ...
-
-
-class LocalChannel:
-    """A channel between two subtasks of one worker."""
+class Channel(ABC):
+    """One direction of a link. Writers use `send*`, `records`, `room`, `full`, `closed`; readers `receive`, `waits`,
+    `took` and `capture`."""
 
     def __init__(self) -> None:
         self._arrivals = _Arrivals()
@@ -162,23 +126,57 @@ class LocalChannel:
 
     @property
     def records(self) -> int:
+        """The records sent so far."""
         return self._flow.sent
 
     @property
     def room(self) -> int:
+        """The records that its writer may send; 0: it must pause."""
         return 0 if self.full else self._flow.room
+
+    @property
+    def closed(self) -> bool:
+        """Whether its reader only takes records before a barrier that is due."""
+        return not self._flow.window
+
+    @property
+    @abstractmethod
+    def full(self) -> bool:
+        """Whether it holds as many bytes as it may."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether something has arrived that is not received."""
+        return bool(self._arrivals.frames)
+
+    @abstractmethod
+    def send(self, data: bytes, records: int) -> None:
+        """Queue a batch."""
+
+    @abstractmethod
+    def send_signal(self, signal: Signal) -> None:
+        """Queue a signal after all that was sent before."""
+
+    @abstractmethod
+    def receive(self) -> Frame | None:
+        """The next whole frame, or None."""
+
+    def capture(self, checkpoint: int) -> Capture:
+        """Capture the frames before barrier *checkpoint* that are not received."""
+        return self._arrivals.capture(checkpoint)
+
+    def took(self, records: int, window: int) -> None:
+        """*records* more are processed, and *window* may be in flight from now on; 0: it is closed."""
+        self._flow.taken += records
+        self._flow.window = window
+
+
+class LocalChannel(Channel):
+    """A channel between two subtasks of one worker."""
 
     @property
     def full(self) -> bool:
         return self._arrivals.size >= OUTBOX_BYTES_MAX
-
-    @property
-    def closed(self) -> bool:
-        return not self._flow.window
-
-    @property
-    def waits(self) -> bool:
-        return bool(self._arrivals.frames)
 
     def send(self, data: bytes, records: int) -> None:
         self._arrivals.append(data)
@@ -187,60 +185,31 @@ class LocalChannel:
     def send_signal(self, signal: Signal) -> None:
         self._arrivals.append(signal)
 
-    def flush(self) -> bool:
-        return False
-
-    def fill(self) -> bool:
-        return False
-
     def receive(self) -> Frame | None:
         return self._arrivals.popleft()
 
-    def capture(self, checkpoint: int) -> Capture:
-        return self._arrivals.capture(checkpoint)
 
-    def took(self, records: int, window: int) -> None:
-        self._flow.taken += records
-        self._flow.window = window
-
-    def fileno(self) -> int:
-        return -1
-
-
-class SocketChannel:
+class SocketChannel(Channel):
     """One end of a channel between two workers, over a Unix socket pair. The reader's window goes the other way."""
 
     def __init__(self, pipe: Pipe) -> None:
+        super().__init__()
         self._socket = pipe
         self._outbox: deque[memoryview] = deque()
         self._outbox_bytes = 0
         self._inbox = bytearray()
+        """The bytes from `_read` on come after the arrivals, which were decoded early for a capture."""
         self._read = 0
-        self._arrivals = _Arrivals()
-        """Frames decoded early for a capture; the rest of the inbox comes after them."""
-        self._flow = Flow()
         self._untold = False
         """Whether the writer has yet to hear what was taken."""
-
-    @property
-    def records(self) -> int:
-        return self._flow.sent
-
-    @property
-    def room(self) -> int:
-        return 0 if self.full else self._flow.room
 
     @property
     def full(self) -> bool:
         return self._outbox_bytes >= OUTBOX_BYTES_MAX
 
     @property
-    def closed(self) -> bool:
-        return not self._flow.window
-
-    @property
     def waits(self) -> bool:
-        return bool(self._arrivals.frames) or self._read < len(self._inbox)
+        return super().waits or self._read < len(self._inbox)
 
     @property
     def unsent(self) -> bool:
@@ -263,8 +232,7 @@ class SocketChannel:
         self._put(_HEADER.pack(len(data), _DATA, 0) + data)
 
     def took(self, records: int, window: int) -> None:
-        self._flow.taken += records
-        self._flow.window = window
+        super().took(records, window)
         self._untold = True
 
     def send_signal(self, signal: Signal) -> None:
@@ -322,12 +290,11 @@ class SocketChannel:
             self._flow.window = int.from_bytes(body, "little")
 
     def receive(self) -> Frame | None:
-        """On the reader's end, the next whole frame, or None."""
         return self._arrivals.popleft() if self._arrivals.frames else self._whole()
 
     def capture(self, checkpoint: int) -> Capture:
         self._look_ahead()
-        return self._arrivals.capture(checkpoint)
+        return super().capture(checkpoint)
 
     def _look_ahead(self) -> None:
         while (frame := self._whole()) is not None:

@@ -18,12 +18,13 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from exactlyonce.engines.local.messages import (
     AllWritten,
@@ -85,18 +86,39 @@ class WorkerHandle:
         return f"worker {self.subtask} (process {self.process.pid}) ended with code {code}"
 
 
-class Workers(Protocol):
+class Workers(ABC):
     """The workers of an attempt."""
 
-    alive: list[WorkerHandle]
+    def __init__(self) -> None:
+        self.alive: list[WorkerHandle] = []
 
+    @abstractmethod
     def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[WorkerHandle]:
         """Start a worker for each list of sockets, which it inherits under the same numbers."""
 
     def finish(self, timeout_s: float, hurried: Hurried, heard: Heard) -> None:
         """Tell all to end, and wait until they have, *timeout_s* at most without progress: sinks may have to write, the
         user's operators to close. *heard* gets their last messages."""
+        for worker in self.alive:
+            worker.tell(Shutdown())
+        deadline_s, ended = time.monotonic() + timeout_s, False
+        while not ended and time.monotonic() < deadline_s and not hurried():
+            ended = self._have_ended(LOOK_INTERVAL_S)
+            for message in self._new_messages():
+                heard(message)
+                if isinstance(message, Progress):
+                    deadline_s = time.monotonic() + timeout_s
 
+    @abstractmethod
+    def _have_ended(self, wait_s: float) -> bool:
+        """Whether all have ended, after *wait_s* at most for one of them."""
+
+    def _new_messages(self) -> Iterator[object]:
+        for worker in self.alive:
+            worker.connection.flush()
+            yield from worker.connection.receive()
+
+    @abstractmethod
     def kill(self, hurried: Hurried) -> None:
         """SIGKILL to all, and wait until they are gone."""
 
@@ -112,22 +134,8 @@ def refuse_too_many(plan: Plan) -> None:
         )
 
 
-def hear_out(workers: Iterable[WorkerHandle], heard: Heard) -> bool:
-    """Hand over the new messages of ending workers. Returns whether one reported progress."""
-    progress = False
-    for worker in workers:
-        worker.connection.flush()
-        for message in worker.connection.receive():
-            heard(message)
-            progress = progress or isinstance(message, Progress)
-    return progress
-
-
-class WorkerProcesses:
+class WorkerProcesses(Workers):
     """Workers as child processes in sessions of their own, so that Ctrl-C reaches the coordinator alone."""
-
-    def __init__(self) -> None:
-        self.alive: list[WorkerHandle] = []
 
     def spawn(self, channel_sockets: list[list[socket.socket]]) -> list[WorkerHandle]:
         for subtask, sockets in enumerate(channel_sockets):
@@ -141,14 +149,8 @@ class WorkerProcesses:
             inherited_socket.close()
         return self.alive
 
-    def finish(self, timeout_s: float, hurried: Hurried, heard: Heard) -> None:
-        deadline, left = time.monotonic() + timeout_s, self.alive
-        for worker in self.alive:
-            worker.connection.send(Shutdown())
-        while left and time.monotonic() < deadline and not hurried():
-            left = [worker for worker in left if not _gone(worker, LOOK_INTERVAL_S)]
-            if hear_out(self.alive, heard):
-                deadline = time.monotonic() + timeout_s
+    def _have_ended(self, wait_s: float) -> bool:
+        return all(_gone(worker, wait_s) for worker in self.alive)
 
     def kill(self, hurried: Hurried) -> None:
         for worker in self.alive:
@@ -171,11 +173,11 @@ def _gone(worker: WorkerHandle, wait_s: float) -> bool:
     return True
 
 
-class InlineWorker:
+class InlineWorker(Workers):
     """The `Workers` of a run in one process: one on the main thread, for a debugger. It ends before another begins."""
 
     def __init__(self) -> None:
-        self.alive: list[WorkerHandle] = []
+        super().__init__()
         self._connections: queue.SimpleQueue[Connection | None] = queue.SimpleQueue()
         self._ended = threading.Event()
 
@@ -186,15 +188,8 @@ class InlineWorker:
         self._connections.put(Connection(theirs, ToWorker, waits=True))
         return self.alive
 
-    def finish(self, timeout_s: float, hurried: Hurried, heard: Heard) -> None:
-        deadline = time.monotonic() + timeout_s
-        for worker in self.alive:
-            worker.connection.send(Shutdown())
-        ended = False
-        while not ended and time.monotonic() < deadline and not hurried():
-            ended = self._ended.wait(LOOK_INTERVAL_S)
-            if hear_out(self.alive, heard):
-                deadline = time.monotonic() + timeout_s
+    def _have_ended(self, wait_s: float) -> bool:
+        return not self.alive or self._ended.wait(wait_s)
 
     def kill(self, hurried: Hurried) -> None:
         """Nothing can be killed: the worker ends with its channel, or by the KeyboardInterrupt of a hurry."""
