@@ -60,7 +60,7 @@ class Log:
         before = graph(type_, "orders")
         (edge,) = feedback_edges(before)
         frame = BatchCodec(type_).encode(Batch([record or Order(1, 500)], [Coordinates("in", 0, 7)], None))
-        self.said = in_flight.FRAMES if older else in_flight.said_of_records({"back": describe(type_)})
+        self.said = in_flight.FRAMES if older else in_flight.record_schemas({"back": describe(type_)})
         self.bodies = [body for body in in_flight.encode([InFlightFrame(f"{edge.name}:0", frame)]) if body]
         refs = [BlockRef(1, n, f"k{n}", len(each), hashlib.sha256(each).digest()) for n, each in enumerate(self.bodies)]
         logs = (ChannelLog("task", 0, 1, tuple(refs)),)
@@ -236,7 +236,7 @@ def test_blocks_say_the_schemas_of_loops() -> None:
     attempt = SimpleNamespace(write=lambda block, *_: said.append(block.schema), pending=0)
     blocks = SubtaskBlocks(WorkerBlocks(cast(Any, attempt), {"back": describe(Order)}), 4, "task", 0)
     next(blocks.in_flight([in_flight.InFlightFrame(">back:0", b"frame")]))
-    assert said == [log.said] == [in_flight.said_of_records({"back": describe(Order)})]
+    assert said == [log.said] == [in_flight.record_schemas({"back": describe(Order)})]
 
 
 def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
