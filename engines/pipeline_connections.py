@@ -27,9 +27,8 @@ from exactlyonce.connectors.kafka.group_offsets import GroupOffsets
 from exactlyonce.engines.blocks import NewestBlocks, Storages, in_use, require_own_place
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair, where_replayed
 from exactlyonce.engines.bounded.submit import Submit
-from exactlyonce.engines.connections import Connections
+from exactlyonce.engines.connections import NO_REPLAY, Connections, beside
 from exactlyonce.engines.options import RunOptions
-from exactlyonce.engines.performer import NO_REPLAY, beside
 from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.savepoints.fitting import Surroundings, require_readable

@@ -27,8 +27,8 @@ from exactlyonce.engines.bounded.stages import refuse_loops
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Executors, Submit, in_process
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
+from exactlyonce.engines.connections import beside
 from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
-from exactlyonce.engines.performer import beside
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import plan
 from exactlyonce.engines.processes import is_known_dead

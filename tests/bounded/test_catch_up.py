@@ -19,7 +19,6 @@ from settled import await_readable
 from exactlyonce.checkpoint import leader
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines import performer
 from exactlyonce.engines.bounded import catch_up as catching_up
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit
@@ -189,7 +188,7 @@ def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
 
 
 def test_heartbeats_go_on_while_a_job_runs(fed: Fed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr("exactlyonce.engines.connections.UPKEEP_INTERVAL_S", 0.05)
     fed.feed(100)
     seen: set[int] = set()
 

@@ -17,7 +17,6 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Restored
 from exactlyonce.checkpoint.requests import Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
-from exactlyonce.engines import performer
 from exactlyonce.engines.configuration import options_from
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import plan
@@ -111,7 +110,7 @@ def test_a_restore_that_lasts_shows_that_it_goes_on(
         wait_until(lambda: len(beats) >= 3)
         return write(*arguments)
 
-    monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.05)
+    monkeypatch.setattr("exactlyonce.engines.connections.UPKEEP_INTERVAL_S", 0.05)
     monkeypatch.setattr(DecisionLog, "heartbeat", beat)
     monkeypatch.setattr(Restoring, "write", lasting)
     with closing(connections_of(orders, from_savepoint=url)) as connections:

@@ -25,7 +25,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.transactions import Transactions
-from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.connections import Performer
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.broker.interface import Error
 from exactlyonce.testing.broker.real_broker import RealBroker

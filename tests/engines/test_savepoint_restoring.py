@@ -26,7 +26,7 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.connectors.blocks import writer
 from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.blocks.storage import FileStorage
-from exactlyonce.engines import performer
+from exactlyonce.engines.connections import beside
 from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
@@ -220,7 +220,7 @@ def test_who_is_fenced_meanwhile_reads_no_further(
     max_parallelism: int, tmp_path: Path, monkeypatch: Any, restoring: Any
 ) -> None:
     """A refused heartbeat ends a restore at once, with its error."""
-    monkeypatch.setattr(performer, "UPKEEP_INTERVAL_S", 0.0)
+    monkeypatch.setattr("exactlyonce.engines.connections.UPKEEP_INTERVAL_S", 0.0)
     url, _ = exported_counts(tmp_path)
     reading, refused, read = Event(), Event(), Event()
     held_up = restoring(url, graph(max_parallelism), 3)
@@ -240,7 +240,7 @@ def test_who_is_fenced_meanwhile_reads_no_further(
 
     monkeypatch.setattr(ExportedSavepoint, "entries", lambda self, operator: entries())
     with pytest.raises(Fenced):
-        performer.beside(beat, partial(held_up.write, 0, 1))
+        beside(beat, partial(held_up.write, 0, 1))
     assert not read.is_set()
 
 

@@ -20,7 +20,7 @@ from exactlyonce.connectors.kafka.kafka_protocol import Request, Wire
 from exactlyonce.connectors.kafka.log import Log
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.configuration import options_from
-from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.connections import Performer
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import BrokerRefused, BrokerUnavailable, Undetermined

@@ -15,7 +15,7 @@ from worlds import QUERY, World, expected
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import INCARNATIONS_KEPT
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.engines.performer import Performer
+from exactlyonce.engines.connections import Performer
 from exactlyonce.engines.spark.sink.driver import SinkDriver
 from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.position import Job
@@ -97,7 +97,7 @@ def test_a_fenced_driver_that_wakes_within_a_decision(world: World, monkeypatch:
                 committer.commit(Job(QUERY, 0), stale)
             aborter.abort()
 
-    monkeypatch.setattr("exactlyonce.engines.performer.hit", within)
+    monkeypatch.setattr("exactlyonce.engines.connections.hit", within)
     last.commit(Job(QUERY, 0), fresh)
     world.assert_exact(0)
 
@@ -114,7 +114,7 @@ def test_a_zombie_between_decision_and_commit(world: World, monkeypatch: pytest.
             successor, last = world.pair("b")
             last.commit(Job(QUERY, 1), world.tasks(successor, 1))
 
-    monkeypatch.setattr("exactlyonce.engines.performer.hit", overtaken)
+    monkeypatch.setattr("exactlyonce.engines.connections.hit", overtaken)
     with pytest.raises(Fenced, match="incarnation 2"):
         committer.commit(Job(QUERY, 0), flushed)
     world.assert_exact(0, 1)
@@ -241,7 +241,7 @@ def test_a_query_that_is_stopped_while_it_commits(
         monkeypatch.setattr(SinkDriver, "_decide", deciding)
     else:
         monkeypatch.setattr(
-            "exactlyonce.engines.performer.hit", lambda name: overtaken() if name == step else hit(name)
+            "exactlyonce.engines.connections.hit", lambda name: overtaken() if name == step else hit(name)
         )
     with nullcontext() if step == "coordinator-finalized" else pytest.raises(Fenced):
         committer.commit(job, attempts[:1])
