@@ -166,7 +166,6 @@ def _waited_for(config: ClientConfig, pipeline: str, asked: Asked, answer: Answe
 
 
 def _may_still(pipeline: str, asked: Asked) -> str:
-    """The message when the sender stops waiting."""
     if asked.action == SAVEPOINT:
         behind = ", and end behind it" if asked.stop else ""
         return (

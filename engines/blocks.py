@@ -52,7 +52,6 @@ class Storages:
         self._open: dict[str, BlockStorage] = {}
 
     def of(self, storage: str) -> BlockStorage:
-        """The storage that manifests name *storage*."""
         if storage not in self._open:
             self._open[storage] = block_storage(
                 self._client, self._topic, storage, stays_connected=self._stays_connected
@@ -65,7 +64,6 @@ class Storages:
 
 
 def in_use(history: History, storage: str) -> bool:
-    """Whether a checkpoint has blocks in *storage*."""
     manifests = (manifest for manifest in history.retained if manifest.storage == storage)
     return any(True for manifest in manifests for _ in named_by(manifest))
 
@@ -98,7 +96,6 @@ class NewestBlocks:
     history: Callable[[], History]
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterable[tuple[BlockRef, Block]]:
-        """See `Blocks`."""
         return self.storages.of(self.history().storage).fetch(refs)
 
 

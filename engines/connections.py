@@ -361,7 +361,6 @@ class Connections:
         self.drive(self.leader.beat())
 
     def drive(self, procedure: Procedure[R]) -> R:
-        """The result of *procedure*."""
         return drive(procedure, self._ask)
 
     def _ask(self, request: ask.Request) -> Any:

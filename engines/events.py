@@ -20,12 +20,10 @@ IDLE_INTERVAL_MS = 60_000
 
 
 def event(kind: str, pipeline: str | None, /, **fields: Any) -> dict[str, Any]:
-    """An event that happens now."""
     return {"event": kind, "at_ms": SystemClock().now_ms(), "pipeline": pipeline, **fields}
 
 
 def note(pipeline: str | None, text: str) -> dict[str, Any]:
-    """A note for a person."""
     return event("note", pipeline, text=text)
 
 

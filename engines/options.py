@@ -154,7 +154,6 @@ class RunOptions:
         in_file=False,
     ))  # fmt: skip
     restart: Mapping[str, int | str] = field(default_factory=lambda: {"strategy": "exponential_delay"})
-    """The strategy, and its options."""
     restoration: Restoration | None = None
     """The savepoint to begin from; None: the run goes on from its newest checkpoint."""
 
@@ -165,7 +164,6 @@ class RunOptions:
         self.restart_strategy()
 
     def restart_strategy(self) -> RestartStrategy:
-        """A fresh strategy with these options."""
         options = dict(self.restart)
         name = str(options.pop("strategy", "exponential_delay"))
         return restart_strategy(name, **{key: int(value) for key, value in options.items()})

@@ -82,12 +82,10 @@ class Plan:
         return feedback_edges(self.graph)
 
     def into(self, task: Task) -> list[ShuffleEdge]:
-        """The shuffles that end in *task*."""
         ids = {node.id for node in task.nodes}
         return [edge for edge in self.shuffles if edge.consumer in ids]
 
     def out_of(self, task: Task) -> list[ShuffleEdge]:
-        """The shuffles that begin in *task*."""
         ids = {node.id for node in task.nodes}
         return [edge for edge in self.shuffles if edge.producer in ids]
 

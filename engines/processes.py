@@ -24,7 +24,6 @@ def machine() -> str:
 
 
 def this_process() -> tuple[str, int, str]:
-    """Host, process id and machine."""
     return socket.gethostname(), os.getpid(), machine()
 
 

@@ -74,11 +74,9 @@ class Traces:
         return latest is not None and latest.is_spark_sink
 
     def inputs(self) -> dict[str, list[int]]:
-        """The partitions it reads, by topic."""
         return inputs_of(self.history) if self.history and not self.is_sink else {}
 
     def outputs(self) -> list[str]:
-        """The topics it writes to."""
         manifests = self.history.retained if self.history else ()
         return sorted({topic for manifest in manifests for _, topic, _ in manifest.sinks})
 

@@ -200,7 +200,6 @@ class StagedOutput:
     """The sinks of `unasked` whose stores refused or did not answer."""
 
     def look_at(self, stores: PipelineStores) -> None:
-        """Ask every store of the pipeline."""
         self.kinds.update(stores.kinds)
         self.holding.update(stores.holding)
         for sink in stores.names:

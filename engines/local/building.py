@@ -153,7 +153,6 @@ class _Builder:
         return channels
 
     def task(self, task: Task) -> None:
-        """Build this worker's subtask of *task*."""
         self.operators = operators = TaskOperators(task.name, self.start.subtask)
         self.inputs, self.outputs, self.fed, self.restored = [], [], [], None
         self.assembler.assemble(task, self, operators)

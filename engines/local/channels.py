@@ -50,7 +50,6 @@ class Capture:
         """Whether the barrier has come."""
 
     def arrived(self, frame: Frame) -> None:
-        """*frame* is the next to arrive."""
         if isinstance(frame, bytes):
             self.frames.append(frame)
         elif isinstance(frame, Barrier) and frame.checkpoint == self.checkpoint:

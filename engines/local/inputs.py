@@ -192,7 +192,6 @@ class ChannelCapture:
         return self.behind.whole
 
     def frames(self) -> Iterator[InFlightFrame]:
-        """The frames in their order."""
         return (InFlightFrame(self.name, frame) for frame in chain(self.begun, self.behind.frames))
 
 
@@ -300,7 +299,6 @@ class RestoredInput:
 
     @property
     def over(self) -> bool:
-        """Whether everything was handed out."""
         return not self.frames and self.slices.rest is None
 
     def next(self, room: int, *, hurried: bool = False) -> Batch:
@@ -312,7 +310,6 @@ class RestoredInput:
         return self.slices.next(room, hurried=hurried)
 
     def left(self) -> list[InFlightFrame]:
-        """The frames not handed out."""
         rest = self.slices.rest
         begun = [] if rest is None else [InFlightFrame(self.name, self._edge.codec.encode(rest))]
         return [*begun, *self.frames]

@@ -149,7 +149,6 @@ class Agenda:
         self._due[name] = (due_ms, action)
 
     def drop(self, name: str) -> None:
-        """Do nothing under *name*."""
         self._due.pop(name, None)
 
     def due(self, now_ms: int) -> Iterator[Callable[[], None]]:
@@ -206,7 +205,6 @@ class Job:
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Called first."""
         self.host.open(self._opened, self._failed)
 
     def turn(self) -> None:

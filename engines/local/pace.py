@@ -56,7 +56,6 @@ class Pace:
     """The cost of a record in the last slice."""
 
     def took(self, records: int, elapsed_s: float) -> None:
-        """A slice of *records* took *elapsed_s*."""
         if records:
             self._cost_s = elapsed_s / records
             fits = records * self.target_s / max(elapsed_s, 1e-9)

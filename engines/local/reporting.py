@@ -135,11 +135,9 @@ class Report:
         self._reporter.event(events.event(kind, self._pipeline, **fields))
 
     def note(self, text: str) -> None:
-        """A note for a person."""
         self._event("note", text=self._redact(text))
 
     def awaits(self, awaited: Awaited) -> None:
-        """The run waits for another leader."""
         text, other = self._redact(awaited.text(self._pipeline)), awaited.incarnation
         if awaited.pause_ms is not None:
             self.note(text)
@@ -147,7 +145,6 @@ class Report:
             self._event("standby", incarnation=other.incarnation, host=other.host, process=other.process, text=text)
 
     def step(self, step: str, **fields: Any) -> None:
-        """A step of the protocol."""
         self._event("step", step=step, **fields)
 
     def recovered(self, manifest: Manifest, incarnation: int) -> None:
@@ -182,7 +179,6 @@ class Report:
         )
 
     def progress(self, progress: Progress) -> None:
-        """New figures of a worker."""
         first = self._workers.get(progress.subtask) is None or not self._workers[progress.subtask].first_record_ms
         self._workers[progress.subtask] = progress
         self._gap_ms = max(self._gap_ms, progress.longest_gap_ms)

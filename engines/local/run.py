@@ -45,7 +45,6 @@ class Stopper:
         self._job: Job | None = None
 
     def attach(self, job: Job) -> None:
-        """*job* is the present incarnation."""
         self._job = job
         if self.asked.is_set():
             job.stop()

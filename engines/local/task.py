@@ -68,7 +68,6 @@ class Snapshots:
 
     @property
     def busy(self) -> bool:
-        """Whether a snapshot is under way."""
         return bool(self._under_way)
 
     def begin(self, checkpoint: int, cut: Cut, began_s: float) -> None:
@@ -104,7 +103,6 @@ class Subtask:
     outputs: list[Channel]
     """The channels of each shuffle that begins here, to every downstream subtask."""
     fed: list[LoopChannel]
-    """The loops that are fed here."""
     snapshots: Snapshots
     monotonic_s: Callable[[], float]
     exactly_once: bool = True
@@ -135,7 +133,6 @@ class Subtask:
 
     @property
     def sources(self) -> list[SourceInput]:
-        """The inputs that read a topic."""
         return [source for source in self.inputs if isinstance(source, SourceInput)]
 
     @property

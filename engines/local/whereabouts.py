@@ -35,11 +35,9 @@ class Whereabouts:
         self._workers: dict[int, _Worker] = {}
 
     def started(self, workers: int, now_s: float) -> None:
-        """An attempt begins with *workers* workers."""
         self._workers = {subtask: _Worker(now_s) for subtask in range(workers)}
 
     def ready(self, subtask: int) -> None:
-        """Worker *subtask* has restored its state."""
         self._workers[subtask].ready, self._workers[subtask].occupied = True, None
 
     def heard(self, subtask: int, message: object, now_s: float) -> str:

@@ -72,7 +72,6 @@ class WorkerHandle:
         self.connection.send(message)
 
     def exit_reason(self, hurried: Hurried) -> str:
-        """How it ended, in words."""
         if self.process is None:
             return f"worker {self.subtask} ended"
         deadline = time.monotonic() + EXIT_WAIT_S
@@ -245,7 +244,6 @@ class LastOutput:
         self._failure: WorkerFailed | None = None
 
     def heard(self, message: object) -> None:
-        """Hear any message of a worker."""
         match message:
             case Ready(subtask):
                 self._missing[subtask] = {}

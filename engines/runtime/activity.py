@@ -89,5 +89,4 @@ class Activity:
         return Cost(operator, 1000 * seconds / max(1, records), seconds / max(1e-9, self.now_s() - self._began_s))
 
     def forget(self) -> None:
-        """Begin a new period."""
         self._began_s, self._seconds, self._records = self.now_s(), {}, {}

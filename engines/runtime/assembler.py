@@ -100,7 +100,6 @@ class TaskOperators:
     """None if only one order is possible; see `order_runs`."""
 
     def take(self, source: Taken, batch: Batch) -> None:
-        """Push *batch* of *source* through the operators."""
         if self.order is not None:
             for partition, count in source.runs():
                 self.order.note(source.name, partition, count)

@@ -49,13 +49,11 @@ class Batch:
         return Batch(self.records, self.origins, keys, self.times)
 
     def part(self, start: int, end: int) -> Batch:
-        """The records from *start* to before *end*."""
         keys = None if self.keys is None else self.keys[start:end]
         times = None if self.times is None else self.times[start:end]
         return Batch(self.records[start:end], self.origins[start:end], keys, times)
 
     def where(self, kept: Sequence[bool]) -> Batch:
-        """The records for which *kept* is true."""
         keys = None if self.keys is None else list(compress(self.keys, kept))
         times = None if self.times is None else list(compress(self.times, kept))
         return Batch(list(compress(self.records, kept)), list(compress(self.origins, kept)), keys, times)

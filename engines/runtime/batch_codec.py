@@ -76,7 +76,6 @@ class BatchCodec:
         self._decoder = _frame_decoder(self._wire.type)
 
     def encode(self, batch: Batch) -> bytes:
-        """The frame of *batch*."""
         frame = OpenFrame()
         frame.add(batch, self.encode_records(batch))
         return frame.encode()
@@ -92,7 +91,6 @@ class BatchCodec:
         return self._encoder.encode(records if self._wire.wrap is None else self._wire.wrap(records))
 
     def decode(self, frame: bytes) -> Batch:
-        """The batch of a frame."""
         try:
             batch = self._decoder.decode(frame).batch()
         except msgspec.ValidationError as error:
@@ -146,7 +144,6 @@ class OpenFrame:
         """Bytes of its records and keys."""
 
     def __len__(self) -> int:
-        """The number of its records."""
         return len(self._offsets)
 
     def add(self, batch: Batch, encoded: bytes) -> None:
@@ -167,7 +164,6 @@ class OpenFrame:
         self._offsets += array("q", [origin.offset() or 0 for origin in batch.origins])
 
     def encode(self) -> bytes:
-        """The frame for `BatchCodec.decode`."""
         records = msgspec.Raw(b"".join((array_head(len(self)), *self._packed)))
         coordinates = (self._topics.tobytes(), self._partitions.tobytes(), self._offsets.tobytes())
         times = () if self._times is None else (self._times.tobytes(),)

@@ -67,11 +67,9 @@ class SubtaskBlocks:
         return self._all(write, blocks)
 
     def index(self, operator: str, parts: Iterable[bytes]) -> list[Ticket]:
-        """Send the parts of an index."""
         return [self._write(operator, INDEX, "none", "EOX2", part) for part in parts]
 
     def order(self, parts: Iterable[bytes]) -> list[Ticket]:
-        """Send the parts of an order log."""
         return [self._write(self.task, ORDER, "none", "msgpack", part) for part in parts]
 
     def in_flight(self, frames: Sequence[InFlightFrame]) -> Steps[tuple[ChannelLog | None, list[BlockRef]]]:
@@ -91,7 +89,6 @@ class SubtaskBlocks:
         return log, refs if listed else []
 
     def durable(self, tickets: Sequence[Ticket]) -> Steps[list[BlockRef]]:
-        """Wait until every block is durable."""
         while not all(ticket.ref for ticket in tickets):
             yield False
         refs = [ticket.ref for ticket in tickets if ticket.ref is not None]
@@ -127,7 +124,6 @@ class StagedBlocks:
 
     @property
     def pending(self) -> int:
-        """See `WorkerBlocks.pending`."""
         return self.worker.pending
 
     def write(self, kind: str, checkpoint: int, body: bytes) -> Ticket:

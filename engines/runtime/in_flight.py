@@ -66,7 +66,6 @@ class InFlightFrame(NamedTuple):
 
     @property
     def edge(self) -> str:
-        """The edge of its channel."""
         return edge_of(self.channel)
 
     @property
@@ -76,7 +75,6 @@ class InFlightFrame(NamedTuple):
 
 
 def edge_of(channel: str) -> str:
-    """The edge of *channel*."""
     return channel.rpartition(":")[0]
 
 
@@ -131,7 +129,6 @@ def lists_of(blocks: Sequence[BlockRef]) -> list[bytes]:
 
 
 def listed_in(body: bytes) -> list[BlockRef]:
-    """The blocks of a list, in order."""
     return _decode_list(body)
 
 

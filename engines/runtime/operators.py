@@ -114,7 +114,6 @@ class BatchOperator:
     activity: Activity = field(default_factory=Activity, kw_only=True)
 
     def __call__(self, batch: Batch) -> None:
-        """Take a batch."""
         raise NotImplementedError
 
     def push(self, batch: Batch) -> None:

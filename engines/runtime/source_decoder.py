@@ -37,7 +37,6 @@ class Skipped(msgspec.Struct):
     """The offsets of the first few, each with a sentence that names the record and its problem."""
 
     def add(self, other: Skipped) -> None:
-        """Add later records of the same partition."""
         self.count += other.count
         self.first = [*self.first, *other.first][:NAMED_MAX]
 
@@ -80,7 +79,6 @@ class SourceDecoder:
 
     @property
     def skipped_count(self) -> int:
-        """The number of records skipped."""
         return sum(skipped.count for skipped in self.skipped.values())
 
     def noted(self, position: SourceOffset) -> SourceOffset:
@@ -147,7 +145,6 @@ class SourceDecoder:
         return kept
 
     def time_ms(self, message: Any) -> int:
-        """The time of *message*."""
         return self._decoder.time_ms(message)
 
     def _skip(self, message: Any, error: BaseException) -> None:
