@@ -162,7 +162,10 @@ def _waited_for(config: ClientConfig, pipeline: str, asked: Asked, answer: Answe
                     raise NotAnswered(f"{_late(pipeline, living, timeout_ms)} {_may_still(pipeline, asked)}")
                 Event().wait(POLL_S)
         finally:
-            _take_away(config, pipeline, mailbox, asked)
+            with suppress(ExactlyOnceError):  # it is void in the next run, and the next sender replaces it
+                present = mailbox.look()
+                if present is not None and present.id == asked.id:
+                    group_offsets.forget(config, pipeline, {mailbox.place[0]: [mailbox.place[1]]})
 
 
 def _may_still(pipeline: str, asked: Asked) -> str:
@@ -209,13 +212,6 @@ def _leave(mailbox: Mailbox, asked: Asked, others: dict[str, int], now_ms: int) 
             return
         del others[present.id]
     mailbox.ask(asked)
-
-
-def _take_away(config: ClientConfig, pipeline: str, mailbox: Mailbox, asked: Asked) -> None:
-    with suppress(ExactlyOnceError):  # it is void in the next run, and the next sender replaces it
-        present = mailbox.look()
-        if present is not None and present.id == asked.id:
-            group_offsets.forget(config, pipeline, {mailbox.place[0]: [mailbox.place[1]]})
 
 
 def _over(history: History) -> str:

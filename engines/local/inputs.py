@@ -196,7 +196,28 @@ class ChannelCapture:
 
 
 @dataclass
-class ChannelInput:
+class FramedInput:
+    """An input whose batches come in frames."""
+
+    cautious: bool = field(default=False, kw_only=True)
+    """Whether to hand out little until a barrier has come through: slow records may have kept the last attempt from
+    that, and this one begins with the same records."""
+    bounds: Bounds = field(default=ALIGNED, kw_only=True)
+    now_s: Callable[[], float] = field(default=perf_counter, kw_only=True)
+    slices: FrameSlices = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slices = FrameSlices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
+
+    def runs(self) -> Iterable[tuple[int, int]]:
+        return ((-1, self.slices.count),)
+
+    def trust(self) -> None:
+        self.slices.pace.most, self.cautious = BATCH_RECORDS_MAX, False
+
+
+@dataclass
+class ChannelInput(FramedInput):
     """One channel into this subtask. It hands out a frame in slices, and a barrier after the last slice before it.
 
     The channel may hold as many records as have left it lately, and a few at least; none while it is closed.
@@ -208,19 +229,13 @@ class ChannelInput:
     push: Push
     siblings: int = 1
     """The number of channels of the same shuffle, with this one."""
-    cautious: bool = False
-    """Whether to hand out little until a barrier has come through: slow records may have kept the last attempt from
-    that, and this one begins with the same records."""
-    bounds: Bounds = ALIGNED
-    now_s: Callable[[], float] = perf_counter
-    slices: FrameSlices = field(init=False)
     closed: bool = False
     """Whether the writer must send nothing; see `close`."""
     window: int = field(init=False)
     """The records that the channel may hold, unless it is closed."""
 
     def __post_init__(self) -> None:
-        self.slices = FrameSlices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
+        super().__post_init__()
         self._departures = Departures(self.bounds.in_flight_s)
         self._left_s: float | None = None
         """The time when the last record left, if more waited then."""
@@ -242,9 +257,6 @@ class ChannelInput:
             self.name, [] if rest is None else [self.codec.encode(rest)], self.channel.capture(checkpoint)
         )
 
-    def runs(self) -> Iterable[tuple[int, int]]:
-        return ((-1, self.slices.count),)
-
     def processed(self) -> None:
         now_s, slices = self.slices.processed(), self.slices
         since_s = slices.handed_s if self._left_s is None else self._left_s
@@ -260,26 +272,18 @@ class ChannelInput:
             self.closed = closed
             self.channel.took(0, 0 if closed else self.window)
 
-    def trust(self) -> None:
-        self.slices.pace.most, self.cautious = BATCH_RECORDS_MAX, False
-
 
 @dataclass
-class RestoredInput:
+class RestoredInput(FramedInput):
     """The in-flight records of the restored checkpoint, in the order in which this subtask takes them."""
 
     frames: deque[InFlightFrame]
     edges: Mapping[str, RestoredEdge]
-    cautious: bool = False
-    """See `ChannelInput`."""
-    bounds: Bounds = ALIGNED
-    now_s: Callable[[], float] = perf_counter
     name: str = ""
     """The channel of the frame in hand."""
-    slices: FrameSlices = field(init=False)
 
     def __post_init__(self) -> None:
-        self.slices = FrameSlices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
+        super().__post_init__()
         self.waiting = sum(records_in(frame.frame) for frame in self.frames)
         """The number of records not processed."""
 
@@ -314,12 +318,6 @@ class RestoredInput:
         begun = [] if rest is None else [InFlightFrame(self.name, self._edge.codec.encode(rest))]
         return [*begun, *self.frames]
 
-    def runs(self) -> Iterable[tuple[int, int]]:
-        return ((-1, self.slices.count),)
-
     def processed(self) -> None:
         self.slices.processed()
         self.waiting -= self.slices.count
-
-    def trust(self) -> None:
-        self.slices.pace.most = BATCH_RECORDS_MAX

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.events import PendingCheckpoint
@@ -25,11 +25,12 @@ WAITING_INTERVAL_S = 60.0
 """The least time between two notes on waiting sources."""
 
 
-class Reporter(Protocol):
+class Reporter:
     """The receiver of a run's events."""
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Report an event; `event["event"]` is its kind."""
+        raise NotImplementedError
 
     def live(self, figures: Mapping[str, Any]) -> None:
         """Report the figures now, about twice a second."""
@@ -38,7 +39,7 @@ class Reporter(Protocol):
         """The run is over."""
 
 
-class EventReporter:
+class EventReporter(Reporter):
     """Hands events of *level* or graver to *on_event*."""
 
     def __init__(self, on_event: Callable[[Mapping[str, Any]], None], *, level: str = "info") -> None:
@@ -48,12 +49,6 @@ class EventReporter:
     def event(self, event: Mapping[str, Any]) -> None:
         if self._is_selected(event):
             self._on_event(event)
-
-    def live(self, figures: Mapping[str, Any]) -> None:
-        return None
-
-    def close(self) -> None:
-        return None
 
 
 class JsonReporter(EventReporter):
@@ -68,7 +63,7 @@ class JsonReporter(EventReporter):
         self._stream.flush()
 
 
-class TerminalReporter:
+class TerminalReporter(Reporter):
     """Rewrites one line of figures, and writes one for each event of *level* or graver that is for a person."""
 
     def __init__(self, stream: TextIO | None = None, *, level: str = "info") -> None:

@@ -93,8 +93,13 @@ def run_loaded(
                 return workers.work_for(live) if isinstance(workers, InlineWorker) else live()
             except AnotherLeads:
                 if not _has_turn(job, succession, stopper):
-                    _stopped_waiting(job)
-                    return None
+                    report.ended(None)  # cleanly: nothing of this run has begun
+                    if options.until == "running":
+                        return None
+                    raise EndedEarly(
+                        "Ended, as asked for, while another run led: this one has read nothing. Nothing is open or "
+                        "lost: run it again."
+                    ) from None
             except (BrokerUnavailable, Undetermined) as error:
                 recovered = recovered or job.recovered
                 delay_ms = restart.failed(SystemClock().monotonic_ms())
@@ -153,16 +158,6 @@ def _watch_leading(job: Job, succession: Succession, ended: threading.Event) -> 
                 reported = awaited.incarnation.incarnation
                 job.report.awaits(awaited)
         ended.wait(LOOK_PAUSE_MS / 1000)
-
-
-def _stopped_waiting(job: Job) -> None:
-    """End cleanly: nothing of this run has begun."""
-    job.report.ended(None)
-    if job.options.until == "latest":
-        raise EndedEarly(
-            "Ended, as asked for, while another run led: this one has read nothing. Nothing is open or lost: run it "
-            "again."
-        )
 
 
 def run(

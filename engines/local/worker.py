@@ -165,7 +165,8 @@ class Worker:
         for message in self.connection.receive():
             self._obey(message)
         if self._gone is not None:
-            self._wait_for_the_end(self._gone)
+            if self.running and self.clients.monotonic_s() >= self._gone_by_s:
+                raise self._gone
             return False
         try:
             moved = self._work()
@@ -180,7 +181,7 @@ class Worker:
         """At a clean end, write what waited for the last checkpoint, and close what was opened."""
         if not self._running:
             self.activity.phase("writing what waited for the last checkpoint")
-            while any(writer.unwritten for writer in self.built.writers) and not self.connection.closed:
+            while self.built.unwritten and not self.connection.closed:
                 self._write_on()
             self.connection.send(msg.AllWritten(self.start.subtask))
             self.activity.phase("closing its operators")
@@ -191,8 +192,7 @@ class Worker:
         self.activity.turn()
         for writer in self.built.writers:
             writer.poll(BUSY_WAIT_S)
-        written = not any(writer.unwritten for writer in self.built.writers)
-        if written or self.clients.monotonic_s() >= self._progress.due_s:
+        if not self.built.unwritten or self.clients.monotonic_s() >= self._progress.due_s:
             self._report()
 
     def _send(self, message: msg.ToCoordinator) -> None:
@@ -203,10 +203,6 @@ class Worker:
 
     def _report(self) -> None:
         self.connection.send(self._progress.take(self.built))
-
-    def _wait_for_the_end(self, gone: PeerGone) -> None:
-        if self.running and self.clients.monotonic_s() >= self._gone_by_s:
-            raise gone
 
     def _work(self) -> bool:
         """Work on everything once; True if anything moved."""

@@ -20,7 +20,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -103,19 +104,16 @@ class Workers(ABC):
         deadline_s, ended = time.monotonic() + timeout_s, False
         while not ended and time.monotonic() < deadline_s and not hurried():
             ended = self._have_ended(LOOK_INTERVAL_S)
-            for message in self._new_messages():
-                heard(message)
-                if isinstance(message, Progress):
-                    deadline_s = time.monotonic() + timeout_s
+            for worker in self.alive:
+                worker.connection.flush()
+                for message in worker.connection.receive():
+                    heard(message)
+                    if isinstance(message, Progress):
+                        deadline_s = time.monotonic() + timeout_s
 
     @abstractmethod
     def _have_ended(self, wait_s: float) -> bool:
         """Whether all have ended, after *wait_s* at most for one of them."""
-
-    def _new_messages(self) -> Iterator[object]:
-        for worker in self.alive:
-            worker.connection.flush()
-            yield from worker.connection.receive()
 
     @abstractmethod
     def kill(self, hurried: Hurried) -> None:
@@ -204,14 +202,13 @@ class InlineWorker(Workers):
         The second request to stop raises KeyboardInterrupt, which gets this thread out of the user's code. *run* was
         told to end at once, too.
         """
-        results: list[T] = []
-        errors: list[BaseException] = []
+        outcome = Future[T]()
 
         def body() -> None:
             try:
-                results.append(run())
+                outcome.set_result(run())
             except BaseException as error:
-                errors.append(error)
+                outcome.set_exception(error)
             finally:
                 self._connections.put(None)
 
@@ -227,9 +224,7 @@ class InlineWorker(Workers):
                     self._ended.set()
         self._ended.set()
         thread.join()
-        if errors:
-            raise errors[0]
-        return results[0]
+        return outcome.result()
 
 
 class LastOutput:
