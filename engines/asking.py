@@ -1,7 +1,7 @@
 """Requests to a running coordinator, from any machine: through the pipeline's mailbox, answered by its decision log.
 
 Invariants: only the decision log answers. A request is for the living incarnation, so that no later run carries it out,
-and is removed with its sender. A sender that stops waiting is told what the run may still do, for the run may have seen
+and is removed with its sender. A sender that stops waiting hears what the run may still do, for the run may have seen
 the request. Two requests to stop a run with a savepoint get the same savepoint; two requests to cancel a run both
 succeed.
 """

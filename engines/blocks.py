@@ -44,7 +44,7 @@ def block_storage(
 class Storages:
     """The storages of one pipeline, by the URL in its manifests: one, unless its checkpoints were moved.
 
-    Each connects when it is asked. For one thread at a time.
+    Each connects when it is asked. One thread at a time may use it.
     """
 
     def __init__(self, client: ClientConfig, topic: TopicInfo, *, stays_connected: bool = False) -> None:

@@ -33,7 +33,7 @@ else:
 BOOTSTRAP_VARIABLE = "EXACTLYONCE_BOOTSTRAP_SERVERS"
 
 TABLES: dict[str, dict[str, Declared]] = {
-    table: {each.key: each for owner in owners for each in declared(owner).values() if each.setting.in_file}
+    table: {option.key: option for owner in owners for option in declared(owner).values() if option.setting.in_file}
     for table, owners in {
         "run": (RunOptions, Restoration), "checkpoint": (CheckpointSettings,), "state": (StateSettings,),
     }.items()
@@ -49,7 +49,7 @@ _RESTART = {
 _OF_RUN = ("log_level", "on_event")
 """Options that `engines.local.run.run` takes itself; errors list them, too."""
 _OWNERS = (RunOptions, Restoration, CheckpointSettings, StateSettings)
-_DIRECT = {each.keyword for owner in _OWNERS for each in declared(owner).values()} | {
+_DIRECT = {option.keyword for owner in _OWNERS for option in declared(owner).values()} | {
     "bootstrap_servers", "config", "kafka", "restart",
 }  # fmt: skip
 
@@ -153,7 +153,7 @@ def record_place(text: str) -> RecordPlace:
     RecordPlace(topic='orders', partition=0, offset=42)
     """
     topic, *numbers = str(text).rsplit(":", 2)
-    if not topic or len(numbers) < 2 or not all(each.isdecimal() for each in numbers):
+    if not topic or len(numbers) < 2 or not all(map(str.isdecimal, numbers)):
         raise ConfigError(f"skip is {text!r}: write topic:partition:offset, as orders:0:42.")
     return RecordPlace(topic, int(numbers[0]), int(numbers[1]))
 

@@ -2,8 +2,8 @@
 
 Every leader is opened here: of a run, of bounded work, of a Spark sink, of a command. Invariants: making one connects
 to nothing, and `lead` fences nobody; only `lead` fills in the process and cluster of a leader. An EndTxn with an
-unknown answer is repeated unchanged; a broker that is away is a pause, not a failure. For one thread at a time, and so
-is each client: requests that go out together are sequential within a client.
+unknown answer is repeated unchanged; a broker that is away is a pause, not a failure. One thread at a time uses them,
+and each client: requests that go out together are sequential within a client.
 """
 
 from __future__ import annotations
@@ -121,11 +121,11 @@ class Performer:
     log: LogRequests
     transaction_timeout_ms: int
     step: Callable[[str, int], None] = lambda step, checkpoint: None
-    """Told of durable records."""
+    """Hears of durable records."""
     replay: Replay | str = NO_REPLAY
     """A string says why nothing is replayed."""
     note: Callable[[str], None] = lambda text: None
-    """Told what is waited for."""
+    """Gets notes on waits."""
     storage: str = TOPIC
     """The storage of new blocks."""
     beat: Callable[[], None] = lambda: None
@@ -253,7 +253,7 @@ class Performer:
         return answers
 
     def _waits(self, error: BrokerUnavailable) -> None:
-        """Note now and then what is waited for: a decision is committed, however long that takes."""
+        """Note a wait now and then: a decision is committed, however long that takes."""
         if time.monotonic() >= self._noted_s + NOTED_INTERVAL_S:
             self._noted_s = time.monotonic()
             what = "the checkpoint storage" if isinstance(error, StorageUnavailable) else "a broker"

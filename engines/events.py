@@ -14,7 +14,7 @@ from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, Fenced, H
 
 LEVELS = ("debug", "info", "warning", "error")
 _LEVELS = {"step": "debug", "note": "warning", "failed": "error", "taken_over": "error"}
-"""By kind; all others are "info"."""
+"""The level of each kind; all others are "info"."""
 IDLE_INTERVAL_MS = 60_000
 """A run that reads nothing reports one checkpoint in this time."""
 

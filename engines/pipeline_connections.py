@@ -1,7 +1,7 @@
 """The connections of a pipeline's leader, which also look at its topics and stores, and restore its savepoint.
 
-Making one connects to nothing and fences nobody; `recover` does. For one thread at a time. No sink producer is made
-before `recover`, or `Leader.begin_attempt`, has fenced everything older.
+Making one connects to nothing and fences nobody; `recover` does. One thread at a time may use it. No sink producer is
+made before `recover`, or `Leader.begin_attempt`, has fenced everything older.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PipelineConnections(Connections):
         units: tuple[Submit, Path] | None = None,
         succession: Succession | None = None,
     ) -> None:
-        """*step* is told of each durable record. *reference* is how the pipeline is imported. *units* run a replay on
+        """*step* hears of each durable record. *reference* is how the pipeline is imported. *units* run a replay on
         Spark, and have a folder for its files; None: on a Spark of its own. *succession* says whether to wait for
         another leader; None: no."""
         super().__init__(options.client, plan.graph.pipeline_id, note, timeout_ms=APPEND_TIMEOUT_MS)
@@ -66,7 +66,7 @@ class PipelineConnections(Connections):
         )
         self.known_blocks = KnownBlocks(options.checkpoint, staging=stages(plan.graph))
         self.transaction_timeout_ms = 0
-        """Of the sinks' transactions; known after `look`."""
+        """The timeout of the sinks' transactions; known after `look`."""
         self._storages: Storages
         self._replays: ReplayRepair
         self._restoring: Restoring | None = None

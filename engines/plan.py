@@ -164,7 +164,7 @@ def plan(graph: LogicalGraph, parallelism: int) -> Plan:
 
 
 def _depths(tasks: list[Task], shuffles: list[ShuffleEdge], owner: Mapping[str, str]) -> dict[str, int]:
-    """By task, the number of shuffles on the longest path to it; inconsistent if there is a cycle. *owner*: the task of
+    """The number of shuffles on the longest path to each task; inconsistent if there is a cycle. *owner*: the task of
     each node."""
     depths = {task.name: 0 for task in tasks}
     for _ in tasks:

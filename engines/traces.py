@@ -137,7 +137,7 @@ def erase(config: ClientConfig, traces: Traces, note: Callable[[str], None]) -> 
     """Fence the pipeline and erase *traces*; see `_erase`."""
     with closing(Transactions(config)) as transactions:
         coordinator = coordinator_id(traces.pipeline)
-        transactions.abort_listed(each for each in traces.transactions if each.transactional_id == coordinator)
+        transactions.abort_listed(known for known in traces.transactions if known.transactional_id == coordinator)
         transactions.abort_listed(_listed(transactions, traces.pipeline))
     topic = find_topic(config.confluent(), traces.pipeline) if traces.topic else None
     known = traces.history.incarnation_latest if traces.history else 0

@@ -125,7 +125,7 @@ def _in_stores(
     config: ClientConfig, topic: TopicInfo, history: History, newest: int, graph: LogicalGraph | None,
     names: Collection[str], outputs: list[WaitingOutput],
 ) -> StagedOutput:  # fmt: skip
-    """Roll back what is prepared in stores and undecided. Returns what was rolled back.
+    """Roll back undecided output prepared in stores, and return it.
 
     Nobody can decide on it any more: its coordinators are fenced, and a newer one names only its own workers' output.
     """

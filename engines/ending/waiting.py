@@ -112,7 +112,7 @@ def find_transactions(
 
 
 def unfinalized_committables(history: History) -> dict[str, Committable]:
-    """By transactional id, the committables and repairs of the checkpoint that is decided and not finalized."""
+    """The committables and repairs of the checkpoint that is decided and not finalized, by transactional id."""
     manifest = history.unfinalized
     named = _committables(history, manifest) if manifest is not None else ()
     return {committable.transactional_id: committable for committable in named if committable.records}
@@ -195,7 +195,7 @@ class StagedOutput:
     holding: set[str] = field(default_factory=set)
     """The sinks whose waiting output holds locks in the store."""
     unasked: dict[str, str] = field(default_factory=dict)
-    """By sink, why its store was not asked, did not answer, or shows only a part."""
+    """The reasons why stores were not asked, did not answer, or show only a part, by sink."""
     failed: set[str] = field(default_factory=set)
     """The sinks of `unasked` whose stores refused or did not answer."""
 

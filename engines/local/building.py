@@ -46,7 +46,7 @@ class Built:
     blocks: WorkerBlocks
     activity: Activity
     backend: StateBackend
-    """Of all tables."""
+    """The backend of all tables."""
     subtasks: list[Subtask] = field(default_factory=list)
     """In the plan's order: upstream subtasks first."""
     sources: list[SourceInput] = field(default_factory=list)
@@ -124,7 +124,7 @@ class _Builder:
             edge.name: LoopChannel(graph.node(edge.loop), graph.node(edge.producer), self.now_s)
             for edge in plan.feedback
         }
-        """By edge."""
+        """The loops by edge."""
         for name, loop in self.loops.items():
             frames = [restored.frame for restored in self.assembler.in_flight if restored.edge == name]
             loop.takes_over(sum(map(records_in, frames)), sum(map(len, frames)))
@@ -136,7 +136,7 @@ class _Builder:
         self.restored: RestoredInput | None
 
     def _channels(self) -> dict[tuple[str, str, int], Channel]:
-        """By ("in" or "out", edge, other subtask)."""
+        """The channels by ("in" or "out", edge, other subtask)."""
         me = self.start.subtask
         channels: dict[tuple[str, str, int], Channel] = {}
         for edge, i, j in self.plan.channels():

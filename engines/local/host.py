@@ -2,7 +2,7 @@
 
 Invariants: the job's thread spawns the workers, which die with it, and it alone reads from them. Decisions, sweeps and
 repairs share a lane, so that they never overlap; looks at new producers and at the mailbox hold up none of them. Each
-lane closes the connections that it used. Every wait looks many times a second whether it is told to hurry.
+lane closes the connections that it used. Every wait looks for a hurry many times a second.
 """
 
 from __future__ import annotations

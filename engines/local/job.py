@@ -87,7 +87,7 @@ class Host(Protocol):
 
     @property
     def added(self) -> Mapping[str, Mapping[int, int]]:
-        """By source and partition, where the partitions begin that no completed checkpoint has."""
+        """The first offsets of partitions that no completed checkpoint has, by source and partition."""
 
     def open(self, then: Callable[[Leader], None], failed: Failed) -> None:
         """Begin and recover. Called first; all other calls come after *then*."""
@@ -108,7 +108,7 @@ class Host(Protocol):
         """The present request to this incarnation."""
 
     def arrived(self) -> Iterator[Callable[[], None]]:
-        """What has come since the last turn, to be called in order: messages, answers, posted actions."""
+        """The events since the last turn, to be called in order: messages, answers, posted actions."""
 
     def post(self, action: Callable[[], None]) -> None:
         """Have *action* called in a turn of the job. From any thread or a signal handler."""
@@ -164,7 +164,7 @@ class Job:
     called from a signal handler."""
 
     def __init__(self, plan: Plan, options: RunOptions, restart: RestartStrategy, host: Host, report: Report) -> None:
-        """*restart* is the run's: it is told of failures and completed checkpoints in all incarnations."""
+        """*restart* is the run's: it hears of failures and completed checkpoints in all incarnations."""
         self.plan, self.options, self.host, self.report = plan, options, host, report
         numbers = range(plan.parallelism)
         subtasks = {(task.name, i) for task in plan.tasks for i in numbers}
@@ -387,8 +387,8 @@ class Job:
             case msg.Progress():
                 self.report.progress(message)
                 self._feed(events.Room(message.subtask, found=not message.full))
-            case msg.WorkerFailed(_, name, said):
-                text = self.options.client.redact(said)
+            case msg.WorkerFailed(_, name, error_text):
+                text = self.options.client.redact(error_text)
                 self._feed(events.Failed(text, made_from(name, text, message.facts) if name else None))
 
     def _restored(self, subtask: int, fingerprint: str) -> None:
@@ -408,8 +408,8 @@ class Job:
         if worker not in self.host.workers:
             return
         if state is None or state.state != "Empty":
-            found = state.state if state else "unknown"
-            self._feed(events.Failed(f"transaction {name} is {found} right after its initialisation"))
+            shown = state.state if state else "unknown"
+            self._feed(events.Failed(f"transaction {name} is {shown} right after its initialisation"))
             return
         worker.tell(msg.Granted(prepared.sink, name, state.producer_id, state.epoch))
         self._feed(events.ProducerGranted(prepared.sink, prepared.subtask))
@@ -430,8 +430,8 @@ class Job:
         match message:
             case msg.Progress():
                 self.report.progress(message)
-            case msg.WorkerFailed(subtask, _, said):
-                self.report.note(f"worker {subtask} failed at its end, after the last checkpoint: {said}")
+            case msg.WorkerFailed(subtask, _, text):
+                self.report.note(f"worker {subtask} failed at its end, after the last checkpoint: {text}")
 
     def _conclude(self, end: events.End) -> None:
         if end.error is not None or end.manifest is None:

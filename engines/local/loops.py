@@ -21,11 +21,11 @@ from exactlyonce.pipeline.graph import Node
 
 ROUND_RECORDS_MAX = 10_000
 ROUND_BYTES_MAX = 16 << 20
-"""Of all loops of one subtask: new input pauses while more wait to come round. A loop may hold as much in addition to
-its restored records."""
+"""Bounds of all loops of one subtask: new input pauses while more wait to come round. A loop may hold as much in
+addition to its restored records."""
 LOOP_RECORDS_MAX = 1_000_000
 LOOP_BYTES_MAX = 256 << 20
-"""Of one loop of one subtask: the job ends if more wait."""
+"""Bounds of one loop of one subtask: the job ends if more wait."""
 
 
 class LoopChannel(LocalChannel):
@@ -36,7 +36,7 @@ class LoopChannel(LocalChannel):
         self._loop, self._fed_by, self._now_s = loop, fed_by, now_s
         self._records_max, self._bytes_max = LOOP_RECORDS_MAX, LOOP_BYTES_MAX
         self._due_s: deque[float] = deque()
-        """By frame, the end of its pause; a barrier has none."""
+        """The end of each frame's pause; a barrier has none."""
 
     def takes_over(self, records: int, size: int) -> None:
         """*records* of *size* bytes go round at the restored checkpoint, perhaps of several earlier subtasks. Records

@@ -31,11 +31,11 @@ class Start(msgspec.Struct, tag=True):
     client: dict[str, str]
     manifest: Manifest
     offsets: dict[str, dict[int, int]]
-    """By source and partition, the next offset to read."""
+    """The next offset to read, by source and partition."""
     topic_ids: dict[str, str]
-    """By input topic."""
+    """The topic ids by input topic."""
     targets: dict[str, dict[int, int]]
-    """By source and partition, the offset to stop at; empty: run on."""
+    """The offset to stop at, by source and partition; empty: run on."""
     mode: str
     """This and the next two: see `CheckpointSettings`."""
     unaligned: bool
@@ -62,7 +62,7 @@ class Trigger(msgspec.Struct, tag=True):
     base: int
     final: bool
     added: dict[str, dict[int, int]]
-    """By source, this worker's partitions that no completed checkpoint has, and their first offsets: they are read from
+    """The first offsets of this worker's partitions that no completed checkpoint has, by source: they are read from
     this barrier on."""
     savepoint: bool = False
     """Whether it is a savepoint: aligned in every mode, with its state written whole."""
@@ -150,7 +150,7 @@ class Progress(msgspec.Struct, tag=True, kw_only=True):
     held_up: list[str] = []
     """The reasons why the flush of a sink would wait."""
     unwritten: dict[str, int] = {}
-    """By sink, the records not written though their checkpoint is finalized."""
+    """The records not written though their checkpoint is finalized, by sink."""
     busiest: str = ""
     """The operator that took most of the last seconds; empty: none took any."""
     busiest_ms: float = 0.0
@@ -164,7 +164,7 @@ class Occupied(msgspec.Struct, tag=True):
 
     subtask: int
     place: str
-    """What it works on, in words."""
+    """Its place, in words."""
     occupied_s: float
 
 
@@ -176,9 +176,9 @@ class WorkerFailed(msgspec.Struct, tag=True):
     """The name of the class in `pipeline.errors`; empty: unexpected, a restart may help."""
     message: str
     unwritten: dict[str, int] = {}
-    """As in `Progress`."""
+    """See `Progress`."""
     facts: dict[str, str | int] = {}
-    """As in `ExactlyOnceError`."""
+    """See `ExactlyOnceError`."""
 
 
 class AllWritten(msgspec.Struct, tag=True):

@@ -337,8 +337,8 @@ def serve(connection: msg.Connection) -> None:
         name = class_name(error) if is_fatal(error) else ""
         connection.send(msg.WorkerFailed(start.subtask, name, sendable(str(error)), unwritten, {**error.facts}))
     except Exception as error:  # unforeseen: the restart says why, the traceback where
-        said = f"{type(error).__name__}: {text_of(error)}{place_of(error)}"
-        connection.send(msg.WorkerFailed(start.subtask, "", said, unwritten))
+        text = f"{type(error).__name__}: {text_of(error)}{place_of(error)}"
+        connection.send(msg.WorkerFailed(start.subtask, "", text, unwritten))
         raise
 
 

@@ -235,7 +235,7 @@ class LastOutput:
         self._waiting = sorted(sinks)
         """The sinks whose output waits for its checkpoint."""
         self._missing: dict[int, dict[str, int]] = {}
-        """By worker with unwritten output, its last reported counts by sink."""
+        """The last reported counts by sink, of each worker with unwritten output."""
         self._failure: WorkerFailed | None = None
 
     def heard(self, message: object) -> None:

@@ -215,7 +215,7 @@ class Assembler:
         With *touched*, only the state of these key groups is read; the state of the others is carried over.
         """
         graph, parallelism = self.plan.graph, self.plan.parallelism
-        snapshot = next((each for each in self.manifest.operators if each.operator == node.id), None)
+        snapshot = next((known for known in self.manifest.operators if known.operator == node.id), None)
         groups = group_range(self.subtask, parallelism, graph.max_parallelism)
         if any(graph.node(read.node).partitioned for read in node.inputs):
             groups = range(graph.max_parallelism)
@@ -281,11 +281,11 @@ class Assembler:
             return
         graph = self.plan.graph
         edges = {
-            ShuffleEdge(each.key_by, each.stateful).name: RestoredEdge(
-                BatchCodec(graph.type_of(Input(each.key_by))), operators.by_id[each.stateful]
+            ShuffleEdge(edge.key_by, edge.stateful).name: RestoredEdge(
+                BatchCodec(graph.type_of(Input(edge.key_by))), operators.by_id[edge.stateful]
             )
-            for each in graph.shuffles
-            if each.stateful in ids
+            for edge in graph.shuffles
+            if edge.stateful in ids
         }
         for back in self.plan.feedback:
             if back.loop in ids:

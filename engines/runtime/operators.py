@@ -248,7 +248,7 @@ class Stateful(BatchOperator):
     flat: bool = False
     reduces: bool = False
     sides: dict[str, list[Push]] = field(default_factory=dict)
-    """By side output. If there are any, the function is given `emit`."""
+    """The receivers by side output. If there are any, the function gets `emit`."""
 
     def __call__(self, batch: Batch) -> None:
         assert batch.keys is not None

@@ -61,11 +61,11 @@ class SourceDecoder:
         that are left out undecoded."""
         self.id = id
         self.skipped: dict[int, Skipped] = {}
-        """By partition, the records skipped since the start."""
+        """The records skipped since the start, by partition."""
         self._say = say
         self._before = {start.partition: (start.skipped, start.skipped_at) for start in before}
         self._last: dict[int, tuple[int, ...]] = {}
-        """By partition, the offsets of the last few."""
+        """The offsets of the last few, by partition."""
         self._named = 0
         """Skipped records named since `tell`."""
         self._unnamed = 0
