@@ -1,9 +1,8 @@
 """The commit of decided output: a short incarnation of a coordinator that finishes the newest checkpoint.
 
-A mere EndTxn of what a manifest names would not do. A living coordinator may record a repair for a transaction that the
-broker has aborted. A process that has read the log before that, and then writes a missing marker, would make visible
-what the repair replaced. So the decision log is taken over first: no repair can be recorded after our reading. A
-coordinator that begins later fences this one, and repeats the same steps.
+A mere EndTxn would not do: a living coordinator may record a repair for a transaction that the broker has aborted, and
+a late marker would make visible what the repair replaced. So the decision log is taken over first; see
+docs/design/short-incarnations.md.
 
 Invariants: refused while a coordinator shows signs of life, unless it is taken over, and if one has begun meanwhile.
 Only `Leader.finish_decided` ends anything. Nothing is changed if nothing is left to finish, or if the store of a

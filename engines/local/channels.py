@@ -1,15 +1,9 @@
 """Channels: ordered links between subtasks, each a bounded queue in memory or, between workers, a socket.
 
 Invariants: a channel delivers each frame once, in order. A send never blocks. A writer's task is not run until its full
-channels have drained. A signal is always accepted, so that a full channel delays no checkpoint.
-
-A channel is bounded in bytes, for memory, and in records, for a barrier waits behind all of them. The reader grants a
-window of records, as many as have left the channel lately, and tells what it has taken. That only delays the writer:
-frames, their order and the order log do not depend on it.
-
-A barrier that may overtake also comes to a subtask over the control channel, ahead of all frames. Frames that the
-reader has not taken at its snapshot, up to the barrier in the channel, are in flight. A `Capture` gets all of them in
-order: with the reader, in the socket, or unsent. Meanwhile the reader reads beyond its bound.
+channels have drained. A signal is always accepted, so that a full channel delays no checkpoint. The window that the
+reader grants only delays the writer: frames, their order and the order log do not depend on it. A `Capture` gets all
+in-flight frames in order: with the reader, in the socket, or unsent. See docs/design/unaligned-checkpoints.md.
 """
 
 from __future__ import annotations

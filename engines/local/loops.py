@@ -1,10 +1,9 @@
-"""Loops: the channel of a back edge, between subtasks of one number, and its input.
+"""Loops: the channel of a back edge, between subtasks of one number, and its input; see docs/design/loops.md.
 
-Invariants: a loop accepts everything it is fed, so that no subtask waits for itself. In return its head neither takes
-nor is sent new records while more than `ROUND_RECORDS_MAX` or `ROUND_BYTES_MAX` wait to come round, so that records
-that stay in a loop for hours stay within these bounds. A loop that grows beyond `LOOP_RECORDS_MAX` or `LOOP_BYTES_MAX`
-ends the job. Order is kept: a frame comes when its pause is over and the frames before it have come. A capture includes
-resting frames. After the last barrier of a run nothing is taken, and everything up to it is captured.
+Invariants: a loop accepts everything it is fed, so that no subtask waits for itself. Its head neither takes nor is sent
+new records while more than `ROUND_RECORDS_MAX` or `ROUND_BYTES_MAX` wait to come round. A loop that grows beyond
+`LOOP_RECORDS_MAX` or `LOOP_BYTES_MAX` ends the job. Order is kept: a frame comes when its pause is over and the frames
+before it have come. A capture includes resting frames.
 """
 
 from __future__ import annotations

@@ -5,15 +5,14 @@ between its barrier and the snapshot. The snapshot's synchronous part and the se
 that no record comes between them. Acknowledgements are sent in order. Restored in-flight records go before anything
 else of their channel: all others first, then those that went round a loop, before what comes round it now.
 
-No snapshot waits for a loop. Until the barrier has gone round, records that come round are captured, with the restored
-loop records that are left. A batch of a loop comes between any two batches of new records. While too much goes round,
-only new records before a barrier are taken. The channels into such a subtask are closed, and so are those into their
-writers, up to the sources: only records already in flight lie before barriers, and they need no room in a closed
-channel.
+No snapshot waits for a loop: until the barrier has gone round, loop records are captured. A batch of a loop comes
+between any two batches of new records. While too much goes round, only new records before a barrier are taken, and the
+channels into the subtask are closed, and those into their writers. So only records in flight already lie before
+barriers, and they need no room in a closed channel.
 
-A barrier that may overtake comes over the control channel, too. Its snapshot is taken when it is due, wherever the
-barriers in the channels are, and whether or not the outputs have room. Records before those barriers that are not taken
-yet are captured: they are taken as before, count for the next interval, and are written with the snapshot.
+A barrier that overtakes takes its snapshot when it is due, wherever the barriers in the channels are, and without room
+for outputs. Earlier records that are not taken yet are captured, and count for the next interval. See
+docs/design/unaligned-checkpoints.md, docs/design/loops.md and docs/design/backpressure.md.
 """
 
 from __future__ import annotations

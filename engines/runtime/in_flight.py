@@ -6,13 +6,12 @@
     list  = msgpack array of references to such blocks, `LISTED_MAX` but for the last; a block too
     frame = a batch as `engines.runtime.batch_codec` encodes it;  channel's name = edge, ":", the sender's subtask
 
-A manifest names the blocks of a log or, if these are more than `NAMED_MAX`, lists of them: a loop may hold as much as
-memory takes, and a manifest is one record.
+A manifest, one record, names the blocks of a log or, if these are more than `NAMED_MAX`, lists of them.
 
-A subtask's log holds its frames in the order in which they go before anything else that it takes. Invariants: the log
-of a key's owner has the key's records in order. The owner after a restore takes them in that order, before any record
-read or sent later. Together, the subtasks of any parallelism take every record once. Records of a loop have no key: the
-whole log of a subtask goes to one subtask, that of its number if there is one.
+Invariants: a subtask's log holds its frames in the order in which they go before anything else that it takes. The log
+of a key's owner has the key's records in order; the owner after a restore takes them in that order. Together, the
+subtasks of any parallelism take every record once. Records of a loop have no key: the whole log of a subtask goes to
+one subtask, that of its number if there is one. See docs/design/unaligned-checkpoints.md.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ An operator takes a batch and pushes its outputs to the operators after it, with
 between two batches, without input. An error of the user's function becomes a `RecordError` with the coordinates of its
 record; an outage becomes `Unavailable`, for which the job restarts.
 
-An operator works in chunks and breathes between them, for a user's function may take any time. A breath is like a turn
-of the loop between two batches: writers are polled that hold only outputs of earlier batches. It comes outside of the
-handling of record errors, and before the batch's outputs go on. It takes no input and advances no snapshot, which would
-see state in the middle of a batch.
+An operator breathes between chunks, for a user's function may take any time. A breath is like a turn of the loop
+between two batches: it polls writers, which hold only outputs of earlier batches. It takes no input and advances no
+snapshot, which would see state in the middle of a batch.
 """
 
 from __future__ import annotations
