@@ -85,20 +85,20 @@ class PipelineConnections(Connections):
         self._judge_restoring()
         manifest = self.drive(self.leader.recover())
         for skip in read_before(manifest, self._options.skip):
-            self.note(f"--skip {skip}: the run goes on behind that record, and has nothing to leave out")
+            self.note(f"--skip {skip}: the run goes on after that record, so there is nothing to leave out")
         savepoints = self.leader.log.history.savepoints
         for checkpoint, why in self.known_blocks.unrestorable.items():
             if checkpoint not in savepoints:
-                self.note(f"checkpoint {checkpoint} is damaged and can be restored from no more: {why}")
+                self.note(f"checkpoint {checkpoint} is damaged and can no longer be restored: {why}")
             elif savepoints[checkpoint].storage not in self.known_blocks.unreachable:
                 ends = when_given_up(manifest.pipeline, checkpoint)
-                self.note(f"savepoint {checkpoint} is damaged and can be restored from no more: {why} {ends}")
+                self.note(f"savepoint {checkpoint} is damaged and can no longer be restored: {why} {ends}")
         for place in self.known_blocks.unreadable:
-            self.note(f"damaged: {place}; blocks that lie there cannot be removed")
+            self.note(f"damaged: {place}; blocks there cannot be removed")
         for storage, why in self.known_blocks.unreachable.items():
             self.note(
-                f"{storage}, where checkpoints of {manifest.pipeline} were kept once, cannot be looked at: {why} What "
-                f"is left there stays: a later start looks again, and `exactlyonce reset` or an empty folder end it"
+                f"{storage}, a former storage of {manifest.pipeline}'s checkpoints, cannot be read: {why} Blocks left "
+                f"there stay: each start tries again, until `exactlyonce reset` or an empty folder"
             )
         return manifest
 
@@ -112,7 +112,7 @@ class PipelineConnections(Connections):
         self.surroundings.look_at_outputs()
         topic, history = self._prepared()
         if history.condemned:
-            self.note("the run before was cancelled, and its checkpoints are deleted, as it was set to: begins anew")
+            self.note("the last run was cancelled, and its checkpoints are deleted, as configured: this run begins anew")
             erase_condemned(options.client, topic, history, self.note)
             topic, history = self._prepared()
         self._seen = history

@@ -182,7 +182,7 @@ def _erase(
                 except (StorageUnavailable, ConfigError) as error:
                     if is_newest:
                         raise
-                    note(f"What may be left of it in {storage} stays, for nobody is told of it from now on: {error}")
+                    note(f"Blocks left in {storage} stay, and no later run will know of them: {error}")
         hit("erasing-blocks")
         with closing(Connections(config, pipeline)) as connections, _unless_gone(config, pipeline, topic):
             connections.open_log(topic)

@@ -55,13 +55,12 @@ def require_undecided(waiting: Sequence[WaitingOutput], names: Collection[str]) 
             raise ConfigError(f"{name} does not wait. Nothing was aborted. `transactions list` shows what waits.")
         if output.is_decided:
             raise ConfigError(
-                f"Checkpoint {output.decided_in} has decided {name}: it has to become visible, for its input is behind "
-                f"the checkpoint and is not read again. Nothing was aborted. Run the pipeline, or "
-                f"`transactions commit`."
+                f"Checkpoint {output.decided_in} has decided {name}: it must become visible, for its input is not read "
+                f"again. Nothing was aborted. Run the pipeline, or `transactions commit`."
             )
         if not output.holds:
             raise ConfigError(
-                f"{name} holds nobody back: it waits in blocks or files, which the next run drops. Nothing was aborted."
+                f"{name} holds nobody back: it waits in blocks or files that the next run drops. Nothing was aborted."
             )
 
 
@@ -113,7 +112,7 @@ def _newest(traces: Traces) -> int:
     """The newest known incarnation; Halt if the decisions are not known."""
     if traces.topic is None:
         raise Halt(
-            f"The topic of {traces.pipeline}'s decisions is gone, so that nobody can say which of its transactions are "
+            f"The topic of {traces.pipeline}'s decisions is gone, so it is not known which of its transactions are "
             f"decided. Restore it, or forget the pipeline by `exactlyonce reset {traces.pipeline}`, which aborts all."
         )
     if traces.history is None:

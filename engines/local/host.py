@@ -137,10 +137,12 @@ class LocalHost:
         """Run *job* to its end. Returns the last manifest of a clean end; raises the error that ended it."""
         try:
             job.begin()
-            while job.outcome is None:
+            while (outcome := job.outcome) is None:
                 self._rest(job.rest_s)
                 job.turn()
-            return job.result()
+            if outcome.error is not None:
+                raise outcome.error
+            return outcome.manifest
         finally:
             self.kill_workers()
             try:
@@ -227,7 +229,7 @@ class LocalHost:
             request, self._mailbox_error = self._mailbox.look(), ""
         except UserError as error:
             if not self._mailbox_error:
-                self._note(f"requests cannot be looked for at present: {error}")
+                self._note(f"the mailbox cannot be read at present: {error}")
             self._mailbox_error = str(error)
             return None
         incarnation = self._connections.leader.incarnation.incarnation

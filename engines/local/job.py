@@ -470,13 +470,6 @@ class Job:
             )
         return None
 
-    def result(self) -> Manifest | None:
-        """The last manifest of a clean end; raises the error that ended it."""
-        assert self.outcome is not None, "it is over"
-        if self.outcome.error is not None:
-            raise self.outcome.error
-        return self.outcome.manifest
-
 
 def _stopped_short(newest: Manifest | None, why: str, deciding: events.PendingCheckpoint | None = None) -> StoppedShort:
     """*deciding*: the checkpoint that was being committed."""

@@ -101,7 +101,7 @@ def test_a_damaged_savepoint(orders: Orders, root: Path) -> None:
     lie = []
     for _ in range(3):
         said = run()
-        assert f"savepoint {number} is damaged and can be restored from no more" in said
+        assert f"savepoint {number} is damaged and can no longer be restored" in said
         assert ends in said
         lie.append(len(files(root)))
     assert lie[0] == lie[1] == lie[2]

@@ -144,7 +144,7 @@ def test_a_storage_that_is_gone(orders: Orders, roots: tuple[Path, Path], tmp_pa
     for _ in range(2):
         orders.write(7)
         done = orders.ran(*in_storage(new))
-    assert f"{old}, where checkpoints of {orders.name} were kept once, cannot be looked at" in done.said, done.err
+    assert f"{old}, a former storage of {orders.name}'s checkpoints, cannot be read" in done.said, done.err
     assert len(orders.totals()) == 784
     assert "cannot be looked at" in orders.command.done("checkpoints", orders.name).said
     orders.command.done("savepoints", "delete", orders.name, str(number))

@@ -129,7 +129,7 @@ def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
     said = job.finish_here("--skip", f"{job.topic}:0:7000", *choice.split())
     assert f"skipped: source 'orders': the record at {job.topic}[0] offset 42, as asked for by --skip" in said
     job.feed(10)
-    assert f"{choice}: the run goes on behind that record" in job.finish_here(*choice.split())
+    assert f"{choice}: the run goes on after that record" in job.finish_here(*choice.split())
     del job.fed[42]
     job.assert_totals()
     history = job.history()

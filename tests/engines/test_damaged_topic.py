@@ -89,7 +89,7 @@ def test_blocks(known_checksum: bool, job: Job, capsys: pytest.CaptureFixture[st
     assert [each["state"] for each in found.values()] == ["finalized", "damaged", "finalized"]
     assert ref.key in found[older.checkpoint]["damage"]
     said = goes_on(job)
-    assert f"checkpoint {older.checkpoint} is damaged and can be restored from no more" in said
+    assert f"checkpoint {older.checkpoint} is damaged and can no longer be restored" in said
     assert ref.key in said
     while older.checkpoint in job.history().manifests:
         goes_on(job)
