@@ -98,7 +98,7 @@ class PipelineConnections(Connections):
         for storage, why in self.known_blocks.unreachable.items():
             self.note(
                 f"{storage}, a former storage of {manifest.pipeline}'s checkpoints, cannot be read: {why} Blocks left "
-                f"there stay: each start tries again, until `exactlyonce reset` or an empty folder"
+                f"there stay. Each start tries to remove them; `exactlyonce reset` or an empty folder ends that"
             )
         return manifest
 
@@ -112,7 +112,7 @@ class PipelineConnections(Connections):
         self.surroundings.look_at_outputs()
         topic, history = self._prepared()
         if history.condemned:
-            self.note("the last run was cancelled, and its checkpoints are deleted, as configured: this run begins anew")
+            self.note("the last run was cancelled, and its checkpoints are deleted as configured: this run begins anew")
             erase_condemned(options.client, topic, history, self.note)
             topic, history = self._prepared()
         self._seen = history
