@@ -39,7 +39,7 @@ SETTLED_TIMEOUT_MS = 30_000
 SETTLED_POLL_S = 0.05
 
 
-class Aborted(NamedTuple):
+class AbortedOutput(NamedTuple):
     aborted: list[WaitingOutput]
     left: list[WaitingOutput]
     unasked: dict[str, str]
@@ -66,7 +66,7 @@ def require_undecided(waiting: Sequence[WaitingOutput], names: Collection[str]) 
 
 def abort_undecided(
     config: ClientConfig, traces: Traces, names: Collection[str] = (), graph: LogicalGraph | None = None
-) -> Aborted:
+) -> AbortedOutput:
     """Fence the coordinator, then abort its undecided output, or only *names* if any are given.
 
     `Halt` where the decisions cannot be read. Only incarnations known to *traces* are aborted, for the fence came after
@@ -97,7 +97,7 @@ def abort_undecided(
         connections.drive(procedure)
     aborted = [output for output in outputs if not output.is_decided and (not names or output.name in names)]
     left = [output for output in outputs if output not in aborted]
-    return Aborted([*aborted, *staged.waiting], left, staged.unasked)
+    return AbortedOutput([*aborted, *staged.waiting], left, staged.unasked)
 
 
 def _require_no_newer(history: History, newest: int) -> None:

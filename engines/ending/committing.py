@@ -56,7 +56,7 @@ def unfinished(traces: Traces, graph: LogicalGraph | None) -> Manifest | None:
     return manifest
 
 
-class Finished(NamedTuple):
+class FinishedCheckpoint(NamedTuple):
     checkpoint: int | None
     """None: nothing was left to finish after the fence."""
     fates: dict[str, str]
@@ -70,7 +70,7 @@ def finish(
     note: Callable[[str], None],
     *,
     take_over: bool,
-) -> Finished:
+) -> FinishedCheckpoint:
     """Finish the decided checkpoint. ConfigError, and nothing is changed, if that was done since *traces* were found,
     or another coordinator does it; *take_over*: one that lived then is fenced."""
     assert traces.history is not None, "see `unfinished`"
@@ -78,7 +78,7 @@ def finish(
     with short as connections:
         manifest = connections.log.history.unfinalized
         checkpoint = manifest.checkpoint if manifest is not None else None
-        return Finished(checkpoint, connections.drive(connections.leader.finish_decided()))
+        return FinishedCheckpoint(checkpoint, connections.drive(connections.leader.finish_decided()))
 
 
 def _require_unfinalized(history: History) -> None:

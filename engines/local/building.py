@@ -40,7 +40,7 @@ Send = Callable[[msg.ToCoordinator], None]
 
 
 @dataclass
-class Built:
+class WorkerParts:
     """The subtasks of one worker, with everything that they run on."""
 
     blocks: WorkerBlocks
@@ -86,38 +86,38 @@ class Built:
         cast("GrantedWriter", writer).granted(grant.transactional_id, grant.producer_id, grant.epoch)
 
 
-def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> Built:
+def build(start: msg.Start, graph: LogicalGraph, clients: Clients, send: Send, activity: Activity) -> WorkerParts:
     """Build a worker's subtasks of *graph*, restore their state, open their channels; nothing is read or written."""
     activity.phase(f"connecting to topic {start.topic.name}")
     schemas = {loop.id: describe(loop.type) for loop in graph.loops}
     backend = state_backend(start.state, graph, start.subtask, start.parallelism)
-    built = Built(WorkerBlocks(clients.block_writer(), schemas), activity, backend)
-    activity.breath = built.breathe
-    builder = _Builder(start, send, plan(graph, start.parallelism), clients, built)
+    parts = WorkerParts(WorkerBlocks(clients.block_writer(), schemas), activity, backend)
+    activity.breath = parts.breathe
+    builder = _Builder(start, send, plan(graph, start.parallelism), clients, parts)
     for task in builder.plan.tasks:
         builder.task(task)
-    for source in built.sources:
+    for source in parts.sources:
         source.reader.open()
-    return built
+    return parts
 
 
 class _Builder:
     """Builds the subtasks of one worker: the `Ends` of one task at a time."""
 
-    def __init__(self, start: msg.Start, send: Send, plan: Plan, clients: Clients, built: Built) -> None:
-        self.start, self.send_message, self.plan, self.clients, self.built = start, send, plan, clients, built
+    def __init__(self, start: msg.Start, send: Send, plan: Plan, clients: Clients, parts: WorkerParts) -> None:
+        self.start, self.send_message, self.plan, self.clients, self.parts = start, send, plan, clients, parts
         self.cautious = start.attempt > 0
         self.bounds = OVERTAKING if start.unaligned else ALIGNED
-        self.now_s = built.activity.now_s
+        self.now_s = parts.activity.now_s
         self.assembler = Assembler(
             plan,
             start.subtask,
             start.manifest,
             clients.block_reader(),
-            built.backend,
+            parts.backend,
             drops_fields=start.drops_fields,
             skips=start.skips,
-            activity=built.activity,
+            activity=parts.activity,
         )
         graph = plan.graph
         self.loops = {
@@ -148,8 +148,8 @@ class _Builder:
             side, other = ("out", j) if i == me else ("in", i)
             channel = SocketChannel(self.clients.pipe(f"{side}:{edge}:{i}:{j}"))
             channels[side, edge, other] = channel
-            self.built.sockets.append(channel)
-            self.built.outgoing += [channel] if side == "out" else []
+            self.parts.sockets.append(channel)
+            self.parts.outgoing += [channel] if side == "out" else []
         return channels
 
     def task(self, task: Task) -> None:
@@ -159,20 +159,20 @@ class _Builder:
         # a source may get another partition at any barrier
         several = len(self.inputs) > 1 or any(isinstance(source, SourceInput) for source in self.inputs)
         operators.order = order_runs(task, self.plan.shuffles, several=several)
-        self.built.subtasks.append(
+        self.parts.subtasks.append(
             Subtask(
                 operators=operators,
                 inputs=self.inputs,
                 outputs=self.outputs,
                 fed=self.fed,
-                snapshots=Snapshots(operators, self.built.blocks, self.send_message, self.clients.monotonic_s),
+                snapshots=Snapshots(operators, self.parts.blocks, self.send_message, self.clients.monotonic_s),
                 monotonic_s=self.clients.monotonic_s,
                 exactly_once=self.start.mode == EXACTLY_ONCE,
                 incremental=self.start.incremental,
                 restored=self.restored,
             )
         )
-        self.built.writers += operators.sinks
+        self.parts.writers += operators.sinks
 
     # --- ends ----------------------------------------------------------------------------------------------------
 
@@ -241,14 +241,14 @@ class _Builder:
             targets=start.targets.get(node.id, {}),
             clients=self.clients,
         )
-        decoder = SourceDecoder(node.id, source, self.built.notes.append, before, skips=start.skips)
+        decoder = SourceDecoder(node.id, source, self.parts.notes.append, before, skips=start.skips)
         slices = Slices(slice_pace(cautious=self.cautious, bounds=self.bounds), self.now_s)
-        read = SourceInput(node.id, source.open_reader(context), decoder, push, self.built.activity, slices)
+        read = SourceInput(node.id, source.open_reader(context), decoder, push, self.parts.activity, slices)
         self.inputs.append(read)
-        self.built.sources.append(read)
+        self.parts.sources.append(read)
 
     def write(self, node: Node) -> Push:
-        start, activity = self.start, self.built.activity
+        start, activity = self.start, self.parts.activity
         activity.phase(f"opening sink {node.id!r}")
         opened = self.assembler.open_sink(
             node,
@@ -257,8 +257,8 @@ class _Builder:
             attempt=start.attempt,
             slots=start.slots,
             clients=self.clients,
-            blocks=self.built.blocks,
+            blocks=self.parts.blocks,
             prepared=lambda name: self.send_message(msg.Prepared(node.id, start.subtask, name)),
-            note=self.built.notes.append,
+            note=self.parts.notes.append,
         )
         return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity)

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.local import messages as msg
-from exactlyonce.engines.local.building import Built, build
+from exactlyonce.engines.local.building import WorkerParts, build
 from exactlyonce.engines.local.channels import PeerGone
 from exactlyonce.engines.local.clients import Clients, KafkaClients
 from exactlyonce.engines.local.inputs import SourceTrigger
@@ -71,9 +71,9 @@ class ProgressReport:
         self._full = set[str]()
         """The operators that wait for disk space."""
 
-    def note_gap(self, built: Built) -> None:
+    def note_gap(self, parts: WorkerParts) -> None:
         """Note the time between two batches while there was input."""
-        records_in = sum(source.records for source in built.sources)
+        records_in = sum(source.records for source in parts.sources)
         now_s = self._clients.monotonic_s()
         if records_in != self._records_in:
             if self._first_record_ms:
@@ -81,46 +81,46 @@ class ProgressReport:
             self._first_record_ms = self._first_record_ms or self._clients.clock.now_ms()
             self._records_in, self._batch_s = records_in, now_s
 
-    def take(self, built: Built) -> msg.Progress:
+    def take(self, parts: WorkerParts) -> msg.Progress:
         """The figures now. Notes and the longest gap begin anew."""
         now_s = self._clients.monotonic_s()
         self.due_s = now_s + PROGRESS_INTERVAL_S
-        self._note_full(built)
+        self._note_full(parts)
         busiest, busiest_ms, busiest_share = self._activity.costliest() or ("", 0.0, 0.0)
         if now_s >= self._costs_due_s:
             self._costs_due_s = now_s + COSTS_INTERVAL_S
             self._activity.forget()
-        waiting = (*(source.reader.waiting for source in built.sources), built.blocks.attempt.waiting)
+        waiting = (*(source.reader.waiting for source in parts.sources), parts.blocks.attempt.waiting)
         progress = msg.Progress(
             subtask=self._subtask,
-            records_in=sum(source.records for source in built.sources),
-            records_out=sum(writer.records for writer in built.writers),
-            skipped=sum(source.decoder.skipped_count for source in built.sources),
+            records_in=sum(source.records for source in parts.sources),
+            records_out=sum(writer.records for writer in parts.writers),
+            skipped=sum(source.decoder.skipped_count for source in parts.sources),
             longest_gap_ms=self._longest_gap_s * 1000,
-            open_transactions=sum(writer.open_transactions for writer in built.writers),
+            open_transactions=sum(writer.open_transactions for writer in parts.writers),
             first_record_ms=self._first_record_ms,
-            lag=sum(source.reader.lag() for source in built.sources),
-            going_round=sum(task.going_round for task in built.subtasks),
+            lag=sum(source.reader.lag() for source in parts.sources),
+            going_round=sum(task.going_round for task in parts.subtasks),
             waiting=list(filter(None, waiting)),
-            notes=list(built.notes),
+            notes=list(parts.notes),
             full=sorted(self._full),
-            held_up=[writer.held_up for writer in built.writers if writer.held_up],
-            unwritten=built.unwritten,
+            held_up=[writer.held_up for writer in parts.writers if writer.held_up],
+            unwritten=parts.unwritten,
             busiest=busiest,
             busiest_ms=busiest_ms,
             busiest_share=busiest_share,
         )
-        built.notes.clear()
+        parts.notes.clear()
         self._longest_gap_s = 0.0
         return progress
 
-    def _note_full(self, built: Built) -> None:
+    def _note_full(self, parts: WorkerParts) -> None:
         """Note when a table begins to wait for disk space, and when it goes on."""
-        for table in (table for task in built.subtasks for table in task.operators.tables):
+        for table in (table for task in parts.subtasks for table in task.operators.tables):
             if bool(table.full) != (table.operator in self._full):
                 self._full ^= {table.operator}
                 place = f"worker {self._subtask}, operator {table.operator!r}"
-                built.notes.append(f"{place}: paused, {table.full}" if table.full else f"{place}: goes on")
+                parts.notes.append(f"{place}: paused, {table.full}" if table.full else f"{place}: goes on")
 
 
 class Worker:
@@ -131,7 +131,7 @@ class Worker:
         self.start = start
         self.clients = clients
         self.activity = activity
-        self.built: Built
+        self.parts: WorkerParts
         self._progress = ProgressReport(start.subtask, clients, activity)
         self._finished = set[str]()
         """The tasks whose sources were reported as finished."""
@@ -145,7 +145,7 @@ class Worker:
 
     def open(self, graph: LogicalGraph) -> None:
         """Restore the state, open readers and channels. The caller tells the coordinator that the worker is ready."""
-        self.built = build(self.start, graph, self.clients, self._send, self.activity)
+        self.parts = build(self.start, graph, self.clients, self._send, self.activity)
 
     @property
     def running(self) -> bool:
@@ -181,18 +181,18 @@ class Worker:
         """At a clean end, write what waited for the last checkpoint, and close what was opened."""
         if not self._running:
             self.activity.phase("writing what waited for the last checkpoint")
-            while self.built.unwritten and not self.connection.closed:
+            while self.parts.unwritten and not self.connection.closed:
                 self._write_on()
             self.connection.send(msg.AllWritten(self.start.subtask))
             self.activity.phase("closing its operators")
-            self.built.close()
+            self.parts.close()
 
     def _write_on(self) -> None:
         """Progress keeps the coordinator waiting."""
         self.activity.turn()
-        for writer in self.built.writers:
+        for writer in self.parts.writers:
             writer.poll(BUSY_WAIT_S)
-        if not self.built.unwritten or self.clients.monotonic_s() >= self._progress.due_s:
+        if not self.parts.unwritten or self.clients.monotonic_s() >= self._progress.due_s:
             self._report()
 
     def _send(self, message: msg.ToCoordinator) -> None:
@@ -202,39 +202,39 @@ class Worker:
         self.connection.send(message)
 
     def _report(self) -> None:
-        self.connection.send(self._progress.take(self.built))
+        self.connection.send(self._progress.take(self.parts))
 
     def _work(self) -> bool:
         """Work on everything once; True if anything moved."""
-        built, moved = self.built, False
-        for task in built.subtasks:
+        parts, moved = self.parts, False
+        for task in parts.subtasks:
             moved = task.overtake() or moved
-        hurried = any(task.snapshots.capturing for task in built.subtasks)
-        full = any(task.full for task in built.subtasks)
-        for source in built.sources:
+        hurried = any(task.snapshots.capturing for task in parts.subtasks)
+        full = any(task.full for task in parts.subtasks)
+        for source in parts.sources:
             source.held = self._held or full
-        for channel in built.sockets:
+        for channel in parts.sockets:
             moved = channel.flush() or channel.fill() or moved
-        for channel in built.outgoing:
+        for channel in parts.outgoing:
             channel.hear()
         began_s = self.clients.monotonic_s()
-        for task in reversed(built.subtasks):
+        for task in reversed(parts.subtasks):
             moved = task.step(hurried=hurried) or moved
         budget_s = snapshot_budget_s(self.clients.monotonic_s() - began_s)
         self.activity.phase("flushing its sinks")
-        for writer in built.writers:
+        for writer in parts.writers:
             moved = writer.poll() or moved
-        built.blocks.attempt.poll()
+        parts.blocks.attempt.poll()
         self.activity.phase("writing its state")
-        for task in built.subtasks:
+        for task in parts.subtasks:
             fetching, name = task.fetching, task.operators.task
             moved = task.advance(budget_s) or moved
             if fetching and not task.fetching and not task.full:
-                built.notes.append(f"worker {self.start.subtask}: the state of {name!r} is read whole")
+                parts.notes.append(f"worker {self.start.subtask}: the state of {name!r} is read whole")
             if name not in self._finished and task.sources and all(s.reader.finished for s in task.sources):
                 self._finished.add(name)
                 self.connection.send(msg.SourceFinished(name, self.start.subtask))
-        self._progress.note_gap(built)
+        self._progress.note_gap(parts)
         return moved
 
     def _obey(self, message: Any) -> None:
@@ -242,10 +242,10 @@ class Worker:
             case msg.Trigger():
                 self._trigger(message)
             case msg.Granted():
-                self.built.granted(message)
+                self.parts.granted(message)
             case msg.CheckpointFinalized(checkpoint):
                 hit("worker-finalized")
-                for writer in self.built.writers:
+                for writer in self.parts.writers:
                     writer.finalized(checkpoint)
             case msg.Hold(held):
                 self._held = held
@@ -255,31 +255,31 @@ class Worker:
     def _trigger(self, trigger: msg.Trigger) -> None:
         frame = Barrier(trigger.checkpoint, trigger.base, trigger.savepoint)
         after_ms = trigger.overtakes_after_ms
-        for source in self.built.sources:
+        for source in self.parts.sources:
             mine = trigger.added.get(source.name, {})
             source.triggers.append(SourceTrigger(frame, trigger.final, mine))
         overtakes_s = None if after_ms is None else self.clients.monotonic_s() + after_ms / 1000
-        for task in self.built.subtasks:
+        for task in self.parts.subtasks:
             task.triggered(frame, overtakes_s, final=trigger.final)
 
     def _rest(self) -> None:
         """Wait for the coordinator or a channel, or until all else is due."""
         waiting = select.poll()
         waiting.register(self.connection, select.POLLIN)
-        for channel in () if self._gone else self.built.sockets:
+        for channel in () if self._gone else self.parts.sockets:
             wanted = (select.POLLIN if channel.hungry else 0) | (select.POLLOUT if channel.unsent else 0)
             waiting.register(channel, wanted)
         waiting.poll(1000 * self._rest_s())
 
     def _rest_s(self) -> float:
         """The longest wait: clients do not say when they are through with something."""
-        built = self.built
-        if built.blocks.pending or any(task.snapshots.busy or not task.room for task in built.subtasks):
+        parts = self.parts
+        if parts.blocks.pending or any(task.snapshots.busy or not task.room for task in parts.subtasks):
             return BUSY_WAIT_S
-        if not any(writer.open_transactions or writer.unwritten for writer in built.writers):
+        if not any(writer.open_transactions or writer.unwritten for writer in parts.writers):
             return IDLE_WAIT_S
-        now_s = built.activity.now_s()
-        return min((source.due_s - now_s for source in built.sources if source.due_s > now_s), default=GATHER_S)
+        now_s = parts.activity.now_s()
+        return min((source.due_s - now_s for source in parts.sources if source.due_s > now_s), default=GATHER_S)
 
 
 class Watch:
@@ -330,8 +330,8 @@ def serve(connection: msg.Connection) -> None:
                 try:
                     worker.run()
                 finally:
-                    unwritten = worker.built.unwritten
-                    for writer in worker.built.writers:
+                    unwritten = worker.parts.unwritten
+                    for writer in worker.parts.writers:
                         writer.abandon()
     except ExactlyOnceError as error:
         name = class_name(error) if is_fatal(error) else ""

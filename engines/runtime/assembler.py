@@ -72,7 +72,7 @@ class Ends(Protocol):
         """The key groups whose state *node* may read; None: all that the subtask owns."""
 
 
-class Taken(Protocol):
+class BatchInput(Protocol):
     """The input that a batch was taken from."""
 
     @property
@@ -99,7 +99,7 @@ class TaskOperators:
     order: OrderRuns | None = None
     """None if only one order is possible; see `order_runs`."""
 
-    def take(self, source: Taken, batch: Batch) -> None:
+    def take(self, source: BatchInput, batch: Batch) -> None:
         if self.order is not None:
             for partition, count in source.runs():
                 self.order.note(source.name, partition, count)

@@ -12,7 +12,7 @@ from typing import Any, cast
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter
-from exactlyonce.engines.local.building import Built
+from exactlyonce.engines.local.building import WorkerParts
 from exactlyonce.engines.local.channels import LocalChannel
 from exactlyonce.engines.local.inputs import ChannelInput
 from exactlyonce.engines.local.task import Snapshots, Subtask
@@ -132,7 +132,7 @@ def test_a_state_that_waits_for_room_is_not_called_read() -> None:
     table = Table(full="", unread=4, operator="totals")
     task = subtask_of([table], None, [], LocalChannel())
     worker = Worker(cast(Any, None), cast(Any, SimpleNamespace(subtask=0)), cast(Any, StoppedClock()), Activity())
-    worker.built = Built(
+    worker.parts = WorkerParts(
         WorkerBlocks(cast(Any, SimpleNamespace(poll=lambda: 0))), worker.activity, cast(Any, None), [task]
     )
     worker._work()
@@ -140,11 +140,11 @@ def test_a_state_that_waits_for_room_is_not_called_read() -> None:
     table.full = "no room"
     for _ in range(3):
         worker._work()
-    assert worker.built.notes == []
+    assert worker.parts.notes == []
     table.full = ""
     while table.unread or task.fetching:
         worker._work()
-    assert worker.built.notes == ["worker 0: the state of 'task' is read whole"]
+    assert worker.parts.notes == ["worker 0: the state of 'task' is read whole"]
 
 
 class StoppedClock:

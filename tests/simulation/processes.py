@@ -112,7 +112,7 @@ class Process:
                 refs = wanted.refs
             yield from clients.blocks.get(self.world, refs)
         self.worker, clients.blocks.at_once = worker, self.world
-        self.world.seen["restored records on their way"] += any(each.restored for each in worker.built.subtasks)
+        self.world.seen["restored records on their way"] += any(each.restored for each in worker.parts.subtasks)
         self.control.send(msg.Ready(self.subtask, self.world.fingerprint, 0))
         while worker.running:
             yield self._turned(worker)
