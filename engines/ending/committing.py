@@ -1,7 +1,7 @@
 """The commit of decided output: a short incarnation of a coordinator that finishes the newest checkpoint.
 
-A mere EndTxn would not do: a living coordinator may record a repair for a transaction that the broker has aborted, and
-a late marker would make visible what the repair replaced. So the decision log is taken over first; see
+A mere EndTxn would not do. A living coordinator may record a repair for a transaction that the broker has aborted. A
+late marker would then make visible what the repair replaced. So the decision log is taken over first; see
 docs/design/short-incarnations.md.
 
 Invariants: refused while a coordinator shows signs of life, unless it is taken over, and if one has begun meanwhile.

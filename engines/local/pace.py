@@ -1,8 +1,8 @@
 """Pace: how many records are taken at once, and how many may wait; see docs/design/backpressure.md.
 
 A slice takes about a given time, by the cost of a record in the last slice. Its size grows to its double at most, and
-shrinks at once. A channel or a sink's client may hold as many records as have left it lately, and a subtask takes no
-more than its outputs have room for. Pure: the time is an argument.
+shrinks at once. A channel or a sink's client may hold as many records as have left it lately. A subtask takes no more
+than its outputs have room for. Pure: the time is an argument.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ that no record comes between them. Acknowledgements are sent in order. Restored 
 else of their channel: all others first, then those that went round a loop, before what comes round it now.
 
 No snapshot waits for a loop: until the barrier has gone round, loop records are captured. A batch of a loop comes
-between any two batches of new records. While too much goes round, only new records before a barrier are taken, and the
-channels into the subtask are closed, and those into their writers. So only records in flight already lie before
+between any two batches of new records. While too much goes round, only new records before a barrier are taken. The
+channels into the subtask are closed then, and those into their writers. So only records in flight already lie before
 barriers, and they need no room in a closed channel.
 
 A barrier that overtakes takes its snapshot when it is due, wherever the barriers in the channels are, and without room
