@@ -35,6 +35,10 @@ from exactlyonce.state.key_groups import common_groups, group_range
 from exactlyonce.state.restore import restore
 
 STATEFUL = (Kind.STATEFUL_MAP, Kind.STATEFUL_FLAT_MAP, Kind.REDUCE)
+_OF_FUNCTION: dict[Kind, Callable[[str, Callable[..., Any]], ops.BatchOperator]] = {
+    Kind.MAP: ops.Map, Kind.PEEK: ops.Peek, Kind.FILTER: ops.Filter, Kind.FLAT_MAP: ops.FlatMap,
+}  # fmt: skip
+"""The operators of nothing but the user's function."""
 
 
 class RestoredEdge(NamedTuple):
@@ -205,7 +209,8 @@ class Assembler:
             table = self.table(node, ends.touched_groups(node))
             operators.tables.append(table)
             flat, reduces = node.kind is Kind.STATEFUL_FLAT_MAP, node.kind is Kind.REDUCE
-            operator = ops.Stateful(node.id, function, table, flat, reduces, _sides(node))
+            sides: dict[str, list[Push]] = {name: [] for name in node.outputs}
+            operator = ops.Stateful(node.id, function, table, flat, reduces, sides)
         operator.activity = self.activity
         return operator
 
@@ -337,22 +342,11 @@ def _open(node: Node, function: Any, context: Context) -> None:
 
 
 def _stateless(node: Node, function: Callable[..., Any]) -> ops.BatchOperator:
-    match node.kind:
-        case Kind.MAP:
-            return ops.Map(node.id, function)
-        case Kind.PEEK:
-            return ops.Peek(node.id, function)
-        case Kind.FILTER:
-            return ops.Filter(node.id, function)
-        case Kind.FLAT_MAP:
-            return ops.FlatMap(node.id, function)
-        case Kind.KEY_BY:
-            apart = node.partitioned or node.type is UNKNOWN
-            return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
-        case Kind.PROCESS:
-            return ops.Process(node.id, function, _sides(node))
+    if node.kind in _OF_FUNCTION:
+        return _OF_FUNCTION[node.kind](node.id, function)
+    if node.kind is Kind.KEY_BY:
+        apart = node.partitioned or node.type is UNKNOWN
+        return ops.KeyBy(node.id, function, None if apart else in_utc(node.type))
+    if node.kind is Kind.PROCESS:
+        return ops.Process(node.id, function, {name: [] for name in node.outputs})
     raise InvariantViolation(f"no operator for {node.kind}")
-
-
-def _sides(node: Node) -> dict[str, list[Push]]:
-    return {name: [] for name in node.outputs}
