@@ -457,12 +457,7 @@ class Job:
         if end.short:
             return _stopped_short(manifest, end.short)
         if self.options.until == "latest" and manifest.channel_logs:
-            # Without loops the checkpoint is an older one, whose barriers had overtaken records.
-            where = "went round loops" if self.plan.graph.loops else "were on their way between operators"
-            return EndedEarly(
-                f"Stopped, as asked for, while {manifest.records_in_flight} records {where}. They are part of the last "
-                f"checkpoint, and nothing is open or lost: run it again, it goes on with them."
-            )
+            return EndedEarly(_stopped_in_flight(manifest, loops=bool(self.plan.graph.loops)))
         if self.options.until == "latest" and self._attempt.finished != self._sources:
             return EndedEarly(
                 "Ended, as asked for, before all was read that was there at the start. The end is clean, nothing is "
@@ -478,4 +473,13 @@ def _stopped_short(newest: Manifest | None, why: str, deciding: events.PendingCh
     return StoppedShort(
         f"Stopped, as asked for, without a last checkpoint: {why}. Nothing is lost: the next run goes on from {begins}"
         f"{left}."
+    )
+
+
+def _stopped_in_flight(manifest: Manifest, *, loops: bool) -> str:
+    """Without *loops*, *manifest* is an older checkpoint, whose barriers had overtaken records."""
+    where = "went round loops" if loops else "were on their way between operators"
+    return (
+        f"Stopped, as asked for, while {manifest.records_in_flight} records {where}. They are part of the last "
+        f"checkpoint, and nothing is open or lost: run it again, it goes on with them."
     )

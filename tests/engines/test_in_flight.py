@@ -227,8 +227,8 @@ def builder_of(log: Log) -> building._Builder:
         drops_fields=False,
     )  # fmt: skip
     clients = SimpleNamespace(block_reader=lambda: log)
-    built = building.Built(nobody, Activity(), nobody)
-    return building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), built)
+    parts = building.WorkerParts(nobody, Activity(), nobody)
+    return building._Builder(cast(Any, start), nobody, plan(graph(Order, "orders"), 1), cast(Any, clients), parts)
 
 
 def test_blocks_say_the_schemas_of_loops() -> None:
@@ -252,4 +252,4 @@ def test_a_loop_has_room_beside_what_its_subtask_takes_over(monkeypatch: pytest.
 @pytest.mark.parametrize(("rounds", "said"), [(True, "1 records went round loops"), (False, "between operators")])
 def test_what_is_said_where_a_stop_comes_before_the_end(rounds: bool, said: str) -> None:
     """An older checkpoint may have overtaken records: without a loop, none is named."""
-    assert said in job._stopped_on_the_way(Log().manifest, loops=rounds)
+    assert said in job._stopped_in_flight(Log().manifest, loops=rounds)
