@@ -95,7 +95,7 @@ def test_what_is_decided_is_shown_in_full_and_committed(orders: Orders) -> None:
     assert f"{orders.name}-totals[" in described
     assert "decided       in checkpoint 1" in described
     command.refused("has decided", "transactions", "abort", orders.name, name, "--take-over")
-    command.refused("none of what waits", "transactions", "commit", orders.name, f"{name}0", "--take-over")
+    command.refused("does not wait", "transactions", "commit", orders.name, f"{name}0", "--take-over")
     command.refused("may be running", "transactions", "commit", orders.name)
     assert orders.holds_readers()
     done = command.done("transactions", "commit", orders.name, name, "--take-over")
