@@ -17,7 +17,7 @@ import pytest
 from exactlyonce.checkpoint.records.manifest import StoreCommittable
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks.committer import Committer, Inspectable
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind
+from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.refusals import refused
 from exactlyonce.testing.sink_contract.forked import Forked

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
-from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
+from exactlyonce.sinks.ledger import LedgerEntry
+from exactlyonce.sinks.write_ahead.store import Store
 from exactlyonce.testing.cluster import LIMIT_S
 from exactlyonce.testing.refusals import refused
 from exactlyonce.testing.sink_contract.forked import Forked, stand_still

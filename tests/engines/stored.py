@@ -16,8 +16,8 @@ from exactlyonce.connectors import KafkaSource
 from exactlyonce.pipeline.delivery import Delivery
 from exactlyonce.pipeline.errors import Fenced, StoreError, StoreUnavailable
 from exactlyonce.sinks import KafkaSink
+from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
 
 SCHEMA = """
 create table if not exists rows (place integer primary key, row text);

@@ -16,9 +16,9 @@ import refusing
 from table_keys import key_of
 
 from exactlyonce.pipeline.errors import StoreError, StoreUnavailable, UserError
+from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.mysql.address import MySQLAddress
 from exactlyonce.sinks.mysql.refusals import as_ours
-from exactlyonce.sinks.write_ahead.store import LedgerEntry
 
 Stores = Callable[..., Any]
 SECRET = "hunter2"

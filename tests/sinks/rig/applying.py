@@ -15,7 +15,8 @@ import msgspec
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
 from exactlyonce.sinks import MySQLSink, PostgresSink, RedisSink
-from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
+from exactlyonce.sinks.ledger import LedgerEntry
+from exactlyonce.sinks.write_ahead.store import Store
 
 SUBTASKS = 3
 ROWS = 20

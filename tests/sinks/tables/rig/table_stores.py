@@ -14,11 +14,12 @@ from table_keys import key_of
 from waiting import until
 
 from exactlyonce.sinks import MySQLSink, PostgresSink
+from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.mysql.store import MySQLStore
 from exactlyonce.sinks.postgres.connection import Limits
 from exactlyonce.sinks.postgres.store import PostgresStore
 from exactlyonce.sinks.write_ahead.sink import WriteAheadSink
-from exactlyonce.sinks.write_ahead.store import LedgerEntry, Store
+from exactlyonce.sinks.write_ahead.store import Store
 
 ORIGIN = "topic-1"
 on_postgres = pytest.mark.parametrize("tables", ["postgres"], indirect=True)
