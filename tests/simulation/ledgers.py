@@ -12,7 +12,7 @@ from typing import NamedTuple
 from watched import demand
 
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest, StoreCommittable
-from exactlyonce.sinks.write_ahead.store import LedgerEntry
+from exactlyonce.sinks.ledger import LedgerEntry
 from exactlyonce.sinks.write_ahead.writer import INDEXED, decode_index
 from exactlyonce.testing.store import StoreContents, StoreModel, decode_rows
 
@@ -113,7 +113,7 @@ class Ledgers:
     def restored(self, contents: StoreContents) -> None:
         has = positions_of(contents)
         self.put_back = True
-        self._fenced = {sink: writer.incarnation for (_, sink), writer in contents.writers.items()}
+        self._fenced = {sink: ledger.incarnation for (_, sink), ledger in contents.ledgers.items()}
         self.applied = {name for name in self.applied if self._is_in(name, has)}
 
     @property
@@ -132,7 +132,11 @@ class Ledgers:
 
 
 def positions_of(contents: StoreContents) -> dict[Of, int]:
-    return {(sink, subtask): checkpoint for (_, sink, subtask), checkpoint in contents.ledger.items()}
+    return {
+        (sink, subtask): checkpoint
+        for (_, sink), ledger in contents.ledgers.items()
+        for subtask, checkpoint in ledger.checkpoints.items()
+    }
 
 
 class WatchedStore(StoreModel):
@@ -150,12 +154,12 @@ class WatchedStore(StoreModel):
 
     def apply(self, rows: Sequence[bytes], entry: LedgerEntry) -> bool:
         self.before()
-        old = dict(self.contents.ledger)
+        old = positions_of(self.contents)
         sizes = {target: len(found) for target, found in self.contents.rows.items()}
         applied = super().apply(rows, entry)
-        new = self.contents.ledger
+        new = positions_of(self.contents)
         grown = any(len(found) > sizes.get(target, 0) for target, found in self.contents.rows.items())
-        key = (entry.pipeline, entry.sink, entry.subtask)
+        key = (entry.sink, entry.subtask)
         if applied or grown:
             self.ledgers.applied_now(entry, rows)
         demand(all(new.get(each, 0) >= had for each, had in old.items()), f"the ledger goes back at {entry}")

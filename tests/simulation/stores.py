@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from clients import TOPIC, Awaited, FetchedBlocks, Steps
 from faults import EXPIRY_MS
-from ledgers import WatchedStore
+from ledgers import WatchedStore, positions_of
 from watched import demand
 
 from exactlyonce.checkpoint import requests
@@ -23,7 +23,7 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import Answer
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.pipeline.errors import ExactlyOnceError, Fenced, Halt, StoreUnavailable
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind, LedgerEntry
+from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind, LedgerEntry
 from exactlyonce.testing.broker.interface import NoAnswer
 from exactlyonce.testing.store import MemorySink, StoreContents
 
@@ -210,7 +210,7 @@ class Stores:
     def make_topic_anew(self) -> None:
         """Everybody is down, most often until the broker has forgotten all ids: who begins then finds nothing."""
         world = self.world
-        if not self.model.contents.ledger or not world.faults.broker_is_up or world.broker.has_hanging():
+        if not positions_of(self.model.contents) or not world.faults.broker_is_up or world.broker.has_hanging():
             return
         world.faults.everybody_down(FORGOTTEN_MS if self.rng.random() < 0.8 else 0)
         world.broker.delete_topic(TOPIC)
