@@ -10,7 +10,7 @@ from redis_rows import LEDGER, begun, chunks_of, entry, store_of, totals
 from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import StoreUnavailable
-from exactlyonce.sinks.write_ahead.store import ForeignLedger, LedgerBehind
+from exactlyonce.sinks.ledger import ForeignLedger, LedgerBehind
 
 Own = Callable[..., RedisServer]
 

@@ -11,8 +11,8 @@ from redis_rows import LEDGER, Total, begun, chunks_of, entry, limit, store_of, 
 from redis_server import RedisServer
 
 from exactlyonce.pipeline.errors import Fenced, StoreUnavailable
+from exactlyonce.sinks.ledger import LedgerBehind
 from exactlyonce.sinks.redis.store import RedisStore
-from exactlyonce.sinks.write_ahead.store import LedgerBehind
 
 
 def a_stream(server: RedisServer, **options: Any) -> RedisStore:
@@ -85,7 +85,7 @@ def test_a_zombie_of_an_older_incarnation_is_fenced(server: RedisServer) -> None
         assert newer.fence("shop", "totals", 2, "t") == {}
         yield from chunks_of(zombie, totals(6))
 
-    with pytest.raises(Fenced, match="has incarnation 2, this is 1"):
+    with pytest.raises(Fenced, match="has incarnation 2: a newer instance"):
         zombie.apply(overtaken(), entry(1))
     before = server.client.dump(LEDGER)
     with pytest.raises(Fenced):

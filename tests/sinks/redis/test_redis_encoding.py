@@ -146,8 +146,8 @@ REFUSED = [
     Refused(
         "not 3,001", dict[str, int], dict.fromkeys(map(str, range(3001)), 1), {"kind": "stream", "key": lambda _: "k"}
     ),
-    Refused("has not the hash tag {shop}", Total, Total("a", 1), {"hash_tag": "shop"}),
-    Refused("has not the hash tag {shop}", str, "a", {"hash_tag": "shop", "key": lambda _: "{}{shop}"}),
+    Refused("lacks the hash tag {shop}", Total, Total("a", 1), {"hash_tag": "shop"}),
+    Refused("lacks the hash tag {shop}", str, "a", {"hash_tag": "shop", "key": lambda _: "{}{shop}"}),
 ]
 
 
