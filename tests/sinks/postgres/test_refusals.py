@@ -409,9 +409,9 @@ def test_settings_of_the_role_change_nothing(database: Database, role: str) -> N
 
     assert store.apply(slowly(), entry(1))
     assert database.execute("SELECT * FROM totals") == [(spans, span, ["ä", None, "NULL"]) for span in spans]
-    with store._connection.transaction("any"):
-        assert store._connection.rows("SHOW synchronous_commit") == [("on",)]
-        assert store._connection.rows("SHOW transaction_isolation") == [("read committed",)]
+    with store._session.transaction("any"):
+        assert store._session.rows("SHOW synchronous_commit") == [("on",)]
+        assert store._session.rows("SHOW transaction_isolation") == [("read committed",)]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from exactlyonce.sinks.committer import CommitterContext
 from exactlyonce.sinks.mysql.prepared import lock_of
 from exactlyonce.sinks.prepared.committer import PreparedCommitter
 from exactlyonce.sinks.prepared.store import PreparingStore, TransactionName
-from exactlyonce.sinks.prepared.writer import PreparedWriter, open_writer
+from exactlyonce.sinks.prepared.writer import PreparedWriter
 from exactlyonce.sinks.sql.sink import TableSink
 from exactlyonce.sinks.write_ahead.store import RowEncoder
 
@@ -114,7 +114,7 @@ class Preparing(ABC):
             pipeline="p", sink="s", subtask=subtask, incarnation=incarnation, attempt=attempt,
             clients=SimpleNamespace(clock=SystemClock()),
         )  # fmt: skip
-        return open_writer(self.store(), context)
+        return PreparedWriter(self.store(), context)
 
     def prepare(self, writer: PreparedWriter, checkpoint: int, *customers: str, previous: int = 0) -> StoreCommittable:
         """Write rows, end the interval, and wait until it is prepared."""
