@@ -98,14 +98,14 @@ def test_how_a_key_is_written(key: object, encoded: bytes | None) -> None:
 @pytest.mark.parametrize(
     ("headers", "why"),
     [
-        ([("id", 7)], "has given int as the value of 'id', which is to be bytes"),
-        ({"id": b"7"}, r"has given dict; it is to give \(name, bytes\) pairs"),
-        (None, "has given NoneType; it is to give"),
-        ("id", "has given str; it is to give"),
+        ([("id", 7)], "has given int as the value of 'id', which must be bytes"),
+        ({"id": b"7"}, r"has given dict; it must give \(name, bytes\) pairs"),
+        (None, "has given NoneType; it must give"),
+        ("id", "has given str; it must give"),
         (["id"], "has given 'id' among its pairs"),
         ([("id", b"7", 1)], "among its pairs"),
         ([(b"id", b"7")], "has given b'id' as a name"),
-        ([("caf\udce9", b"7")], "as a name, which is to be text"),
+        ([("caf\udce9", b"7")], "as a name, which must be text"),
     ],
     ids=repr,
 )
@@ -135,7 +135,7 @@ def test_times_come_from_a_function(given: list[Any]) -> None:
 def test_times_that_are_none_are_refused(time: Any) -> None:
     """0 too, which the client takes for its own time."""
     sink: KafkaSink[int] = KafkaSink("t", timestamp=[1, time].__getitem__)
-    with pytest.raises((TypeError, ValueError), match=r"^timestamp= has given .* it is to give milliseconds"):
+    with pytest.raises((TypeError, ValueError), match=r"^timestamp= has given .* it must give milliseconds"):
         sink.encoder(int).encode([0, 1])
 
 
