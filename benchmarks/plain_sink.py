@@ -1,4 +1,4 @@
-"""The streaming sink without transactions: what `spark_sink` compares with. Sent to Spark's workers by value.
+"""The streaming sink without transactions, for `spark_sink` to compare with. Sent to Spark's workers by value.
 
 Invariant: the same columns, the same arguments of the same client, the same wait for the broker at the end.
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class PlainWriter(StreamWriter):
-    """The sink, at least once: nobody decides anything."""
+    """The sink, at least once, without decisions."""
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -52,7 +52,7 @@ class PlainProducer(TaskTransaction):
     """Writes outside of transactions."""
 
     def initialise(self, topic: str) -> None:
-        from confluent_kafka import Producer  # a class of C, which cannot be sent along
+        from confluent_kafka import Producer  # a class of C, which cannot be pickled
 
         own = {"enable.idempotence": True, "delivery.report.only.error": True, "on_delivery": self._undelivered}
         self._producer = Producer({**TUNING, **self.config.confluent(own)})

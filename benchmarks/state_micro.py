@@ -1,7 +1,7 @@
 """Figures of keyed state alone, without Kafka: `python benchmarks/state_micro.py [KEYS]`.
 
-Prints what a running total costs per record over a loop on one dict, and what snapshots and a restore of KEYS
-(1,000,000) integer states take. Times are of this thread's CPU, so that other processes do not show; the cyclic garbage
+Prints the cost of a running total per record, beside a loop on one dict, and of snapshots and a restore of KEYS
+(1,000,000) integer states. Times are of this thread's CPU, so that other processes do not count; the cyclic garbage
 collector is off, since its pauses would hide those of the snapshots.
 """
 
@@ -36,7 +36,7 @@ def add(total: int | None, amount: int) -> tuple[int, int]:
 
 
 def batches(keys: list[bytes]) -> Iterator[list[bytes]]:
-    """As a source would give them."""
+    """Batches, as of a source."""
     return (keys[start : start + BATCH] for start in range(0, len(keys), BATCH))
 
 
@@ -51,7 +51,7 @@ def by_table(table: Table[int], keys: list[bytes]) -> tuple[float, float]:
 
 
 def by_hand(totals: dict[bytes, int], keys: list[bytes]) -> float:
-    """Seconds that the same takes on one dict."""
+    """Seconds of the same on one dict."""
     started = clock()
     for batch in batches(keys):
         outputs = []
