@@ -61,13 +61,16 @@ _GRANT = (
 T_co = TypeVar("T_co", covariant=True)
 
 
-class OnFailure(Protocol):
-    """Called with the reason why a record was not delivered, or a producer has failed, and with the kind of error.
+class Failure(NamedTuple):
+    """A record was not delivered, or a producer has failed."""
 
-    *of_times*: the broker has refused the timestamp of some record.
-    """
+    reason: str
+    kind: type[ExactlyOnceError] = SinkFailed
+    of_times: bool = False
+    """Whether the broker has refused the timestamp of some record."""
 
-    def __call__(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed, of_times: bool = False) -> None: ...
+
+OnFailure = Callable[[Failure], None]
 
 
 class Pending(Protocol[T_co]):
@@ -149,11 +152,11 @@ class KafkaProducers:
             if error is not None and not reported:  # further failures follow from the first
                 reported = True
                 what = f"a record for {self._topic}[{message.partition()}] was not delivered"
-                failed(*failure(self._topic, what, why(reference(), error)))
+                failed(failure(self._topic, what, why(reference(), error)))
 
         def broken(error: KafkaError) -> None:
             if error.fatal():
-                failed(*failure(self._topic, "the producer failed", error))
+                failed(failure(self._topic, "the producer failed", error))
 
         too_long = [name for name in _LINGER if float(self._config.get(name, 0)) > LINGER_MAX_MS]
         transactions = {"transactional.id": transactional_id, "transaction.timeout.ms": self._timeout_ms}
@@ -196,25 +199,17 @@ class KafkaProducers:
         self._abandoned = True
 
 
-class Undelivered(NamedTuple):
-    """The arguments of an `OnFailure`."""
-
-    reason: str
-    kind: type[ExactlyOnceError]
-    of_times: bool = False
-
-
-def failure(topic: str, what: str, error: KafkaError) -> Undelivered:
+def failure(topic: str, what: str, error: KafkaError) -> Failure:
     """The failure *what*, caused by *error*; its kind is final if another attempt would meet it again."""
     if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-        return Undelivered(too_large(topic, "a record, or the batch that it was sent with,"), RecordError)
+        return Failure(too_large(topic, "a record, or the batch that it was sent with,"), RecordError)
     if error.code() in _OF_A_BATCH:
-        return Undelivered(f"{what}: {error.str()}. {_INVALID.format(topic=topic)}", RecordError, of_times=True)
+        return Failure(f"{what}: {error.str()}. {_INVALID.format(topic=topic)}", RecordError, of_times=True)
     if error.code() == KafkaError.INVALID_TIMESTAMP:
-        return Undelivered(f"{what}: {error.str()}. {_REFUSED_TIME.format(topic=topic)}", RecordError, of_times=True)
+        return Failure(f"{what}: {error.str()}. {_REFUSED_TIME.format(topic=topic)}", RecordError, of_times=True)
     if error.code() in _NOT_ALLOWED:
-        return Undelivered(f"{what}: {error.str()}. {_GRANT.format(topic=topic)}", ConfigError)
-    return Undelivered(f"{what}: {error.str()}", SinkFailed)
+        return Failure(f"{what}: {error.str()}. {_GRANT.format(topic=topic)}", ConfigError)
+    return Failure(f"{what}: {error.str()}", SinkFailed)
 
 
 def why(producer: Any, error: KafkaError) -> KafkaError:

@@ -20,9 +20,9 @@ from confluent_kafka import KafkaError, KafkaException
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.pipeline.departures import Departures
 from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError, require
-from exactlyonce.sinks.kafka.producers import Pending, Producers, SinkProducer, failure, too_large, why
+from exactlyonce.sinks.kafka.producers import Failure, Pending, Producers, SinkProducer, failure, too_large, why
 from exactlyonce.sinks.kafka.sink import Outputs
-from exactlyonce.sinks.writer import IntervalWriter, SinkFailed
+from exactlyonce.sinks.writer import IntervalWriter
 
 WAITING_S = 1.0
 """As many records may wait as the broker took in the last so many seconds,"""
@@ -100,11 +100,12 @@ class ProducingWriter(IntervalWriter, ABC):
         self._drained()
         return True
 
-    def _failed(self, reason: str, kind: type[ExactlyOnceError] = SinkFailed, of_times: bool = False) -> None:
-        if of_times and self._times_ms is not None:
+    def _failed(self, failure: Failure) -> None:
+        reason = failure.reason
+        if failure.of_times and self._times_ms is not None:
             earliest, latest = map(_shown_time, self._times_ms)
             reason = f"{reason} The times so far are from {earliest} to {latest}."
-        self._error = self._error or kind(f"sink {self.sink!r}: {reason}")
+        self._error = self._error or failure.kind(f"sink {self.sink!r}: {reason}")
 
     def _initialised(self, pending: Pending[SinkProducer]) -> SinkProducer:
         """The producer that `make` has made."""
@@ -115,7 +116,7 @@ class ProducingWriter(IntervalWriter, ABC):
 
     def _error_of(self, what: str, error: KafkaError) -> ExactlyOnceError:
         """The first reported failure, which may be *what*, caused by *error*."""
-        self._failed(*failure(self.topic, what, error))
+        self._failed(failure(self.topic, what, error))
         assert self._error is not None
         return self._error
 

@@ -24,7 +24,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockWriter, OnDelivery, verified
 from exactlyonce.connectors.kafka.reader import Consumers
 from exactlyonce.pipeline.errors import BrokerUnavailable, StorageUnavailable, require
-from exactlyonce.sinks.kafka.producers import OnFailure, Transaction
+from exactlyonce.sinks.kafka.producers import Failure, OnFailure, Transaction
 from exactlyonce.testing.broker.interface import Error, Isolation, NoAnswer
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class SinkProducer(Produced):
 
     def poll(self, timeout_s: float) -> int:
         if self.failure:
-            self.told(self.failure)
+            self.told(Failure(self.failure))
         return 0
 
     def __len__(self) -> int:

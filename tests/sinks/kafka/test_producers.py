@@ -58,8 +58,8 @@ def test_records_of_a_transaction_linger(monkeypatch: pytest.MonkeyPatch) -> Non
         made.append(settings)
         return NoProducer()
 
-    def failed(reason: str, kind: Any = None, of_times: bool = False) -> None:
-        raise AssertionError(reason)
+    def failed(failure: producers.Failure) -> None:
+        raise AssertionError(failure.reason)
 
     monkeypatch.setattr(producers, "make_producer", make)
     monkeypatch.setattr(producers, "connect", lambda *arguments: None)
