@@ -199,7 +199,11 @@ class PostgresConnection:
         if not text.strip() or is_misread(text, written):
             raise self._refusals.of_dsn()
         self._refusals.learn(text, written)
-        defaults = {**_KEEPALIVE, "connect_timeout": self._limits.connect, "application_name": "exactlyonce"}
+        defaults: dict[str, Any] = {
+            **_KEEPALIVE,
+            "connect_timeout": self._limits.connect,
+            "application_name": "exactlyonce",
+        }
         settings = conninfo.make_conninfo("", **{**defaults, **written})
         try:
             connection = _Waiting.connect(

@@ -97,6 +97,10 @@ class Refusals:
         secrets = {str(value) for name, value in settings.items() if "password" in name and value}
         self._secrets |= {text} | secrets | {quote(secret, safe="") for secret in secrets}
 
+    def redact(self, text: str) -> str:
+        """*text* without any secret."""
+        return masked(text, self._secrets)
+
     def of_dsn(self) -> StoreError:
         """The error for a connection string that libpq cannot read, without libpq's text, which quotes the string."""
         return StoreError(
@@ -107,7 +111,7 @@ class Refusals:
     def of_login(self, error: psycopg.Error, code: Callable[[], str]) -> StoreError | StoreUnavailable:
         """The error for a failed login. *code* asks for the SQLSTATE if the text is unknown, as of a server that does
         not speak English."""
-        message = masked(_one_line(str(error)), self._secrets)
+        message = self.redact(_one_line(str(error)))
         if not _LOGIN_PASSES.search(message):
             for pattern, advice in _LOGIN_STAYS.items():
                 if re.search(pattern, message, re.IGNORECASE):
@@ -119,7 +123,7 @@ class Refusals:
 
     def of(self, error: psycopg.Error) -> StoreError | StoreUnavailable:
         """The error for a failed request."""
-        state, message = error.sqlstate, masked(_message_of(error), self._secrets)
+        state, message = error.sqlstate, self.redact(_message_of(error))
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and state is None:
             return refusals.cut_off(self.server, message)
         state = "25006" if state == "0A000" and "recovery" in message else state or ""

@@ -200,4 +200,4 @@ def _text(name: str, value: Any) -> bytes | None:
 
 
 def _not_text(error: UnicodeEncodeError) -> str:
-    return f"it has a lone surrogate, {error.object[error.start]!r}, at {error.start}, which UTF-8 cannot write"
+    return f"it has {error.object[error.start]!r} at {error.start}, a lone surrogate, which UTF-8 cannot write"
