@@ -149,7 +149,7 @@ PROBLEMS = [
     ("upsert", f"CREATE TABLE totals ({COLUMNS}, UNIQUE KEY (customer, cents))", "needs a unique key on `customer`"),
     ("upsert", f"CREATE TABLE totals ({COLUMNS}, UNIQUE KEY (customer(5)))", "needs a unique key on `customer`"),
     ("upsert", f"CREATE TABLE totals ({COLUMNS}, PRIMARY KEY (customer), UNIQUE KEY other (cents))", "its unique index "
-     "`other` is not on the key, and MySQL would change the row that it finds, which is another key's: ALTER TABLE "
+     "`other` is not on the key, and MySQL would change the row that it finds, of another key: ALTER TABLE "
      "`totals` DROP INDEX"),
 ]  # fmt: skip
 

@@ -92,7 +92,7 @@ GONE, DROPPED = "DELETE FROM exactlyonce_ledger", "DROP TABLE exactlyonce_ledger
         ("mariadb", GONE, EMPTIED),
         ("mariadb", DROPPED, "The ledger exactlyonce_ledger at .* is gone. Restore it"),
         ("mariadb", LEDGER_OF_MYISAM, "has the engine MyISAM; it must have InnoDB"),
-        ("mariadb", "ALTER TABLE totals ENGINE=MyISAM", "totals at .* has the engine MyISAM; it is to be"),
+        ("mariadb", "ALTER TABLE totals ENGINE=MyISAM", "totals at .* has the engine MyISAM; it must have"),
     ],
     indirect=["tables"],
 )
