@@ -217,6 +217,7 @@ class PendingCheckpoint:
     final: bool
     triggered_ms: int
     attempt: int
+    deciding_since_ms: int = 0
     requests: tuple[str, ...] = ()
     """It is the savepoint that these ask for; none: it is no savepoint."""
     state: CheckpointState = CheckpointState.TRIGGERED

@@ -258,7 +258,7 @@ class Job:
         why = f"none was complete within {setting('stop_timeout')}, {self.options.checkpoint.stop_timeout_ms} ms"
         whereabouts = self._attempt.whereabouts
         reasons = filter(None, (why, whereabouts.hanging(self.host.monotonic_s()), whereabouts.slow()))
-        self._break_off(_stopped_short(self.core.manifest, "; ".join(reasons), self.core.deciding))
+        self._break_off(_stopped_short(self.core.manifest, "; ".join(reasons), self.core.attempt.deciding))
 
     def end_at_once(self) -> None:
         """End like a process that is killed, but in order; also while it is ending. From any thread, too."""

@@ -297,7 +297,7 @@ class Backlogged(ScriptedJob):
             self.now_ms += INTERVAL_MS // 10
             self.left_ms = max(0, self.left_ms - INTERVAL_MS // 10)
             self.perform(self(events.Tick()))
-            for plan in self.core.in_flight:
+            for plan in self.core.attempt.in_flight:
                 if not plan.final or not self.left_ms:
                     self.perform(self._ack(str(plan.checkpoint)))
 
@@ -326,4 +326,4 @@ def test_a_run_to_an_end_under_back_pressure(backlog_ms: int) -> None:
     assert job.ended is not None
     assert job.ended.error is None
     assert job.now_ms <= backlog_ms + 3 * INTERVAL_MS
-    assert job.core.attempt == 0
+    assert job.core.attempt.number == 0

@@ -188,7 +188,7 @@ def test_whoever_asks_again_and_again_does_not_stop_all_progress(stop: str) -> N
     job.do("running")
     job.do(f"savepoint first{stop}")
     for going_first in (1, 1, 2, 4, 8, 16, 32, 64, 64):
-        late = job.core.in_flight[-1].checkpoint
+        late = job.core.attempt.in_flight[-1].checkpoint
         job.do(f"+{TIMEOUT_MS} tick")
         assert job.do(f"savepoint {late}-while-workers-are-replaced{stop}") == []
         assert job.do(f"running from {latest}") == []

@@ -105,7 +105,7 @@ class WatchedJob(Job):
         chance = world.luck.aligned_chance
         aligned = bool(chance) and world.rng.random() < chance
         if aligned or (trigger.final and not world.topology.loops):
-            world.oracle.aligned.add((number, self.core.attempt, checkpoint))
+            world.oracle.aligned.add((number, self.core.attempt.number, checkpoint))
         return msgspec.structs.replace(trigger, overtakes_after_ms=None) if aligned else trigger
 
 

@@ -236,7 +236,7 @@ class FaultInjector:
 
     def slow_worker(self) -> None:
         coordinator = self.world.coordinator
-        if coordinator is not None and coordinator.core.in_flight and coordinator.workers:
+        if coordinator is not None and coordinator.core.attempt.in_flight and coordinator.workers:
             self.world.seen["slow subtask"] += 1
             pause_ms = int(self.world.settings.timeout_ms * self.rng.uniform(0.9, 1.3))
             self.rng.choice(coordinator.workers).paused_until_ms = self.clock.monotonic_ms() + pause_ms

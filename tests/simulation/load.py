@@ -131,7 +131,7 @@ class Load:
         if coordinator is None or not calm:
             self._due_ms = self._world.clock.monotonic_ms() + self._world.settings.interval_ms
             return
-        self._judge_checkpoints([each.triggered_ms for each in coordinator.core.in_flight])
+        self._judge_checkpoints([each.triggered_ms for each in coordinator.core.attempt.in_flight])
         for step, before in self._before.items():
             waiting, most = self._left[before] - self._left[step], self._most[step]
             what = f"{waiting} records wait before {step}, and {most} at most leave it in {self._stretch_ms[step]} ms"

@@ -249,14 +249,14 @@ def _not_handed_over(real: Any, self: Job, worker: Any, message: Any) -> None:
 def _drop_carried(real: Any, self: Coordinator, tick: Tick, now_ms: int) -> Any:
     effects = real(self, tick, now_ms)
     if effects:
-        self._precommits = []
+        self.attempt.undecided.precommits = []
     return effects
 
 
 @mutant("late output of aborted checkpoints is not carried", COUNT, luck="carried")
 @in_place_of(Coordinator, "_acknowledged")
 def _drop_late(real: Any, self: Coordinator, ack: Any, now_ms: int) -> Any:
-    if all(plan.checkpoint != ack.checkpoint for plan in self.in_flight):
+    if all(plan.checkpoint != ack.checkpoint for plan in self.attempt.in_flight):
         ack = msgspec.structs.replace(ack, precommits=())
     return real(self, ack, now_ms)
 
@@ -353,7 +353,7 @@ def _left_open(real: Any, self: Any, request: str) -> Any:
 )  # fmt: skip
 @in_place_of(Coordinator, "_restart")
 def _unfinished(real: Any, self: Any, reason: str, now_ms: int, *, unfinished: bool = False) -> Any:
-    if unfinished and self._cancelled:
+    if unfinished and self._ending.cancelled:
         return self._end(None)
     return real(self, reason, now_ms, unfinished=unfinished)
 

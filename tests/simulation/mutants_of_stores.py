@@ -186,11 +186,12 @@ def _carried_last() -> Iterable[Any]:
 
 
 @mutant("a restart carries rows of the attempt before", COUNT)
-@in_place_of(Coordinator, "_drop_in_flight")
-def _carried_through_restart(real: Any, self: Coordinator) -> None:
-    kept = self._staged
-    real(self)
-    self._staged = kept
+@in_place_of(Coordinator, "_recover")
+def _carried_through_restart(real: Any, self: Coordinator, *given: Any) -> Any:
+    kept = self.attempt.undecided.staged
+    effects = real(self, *given)
+    self.attempt.undecided.staged = kept
+    return effects
 
 
 # --- blocks ---------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ class WatchedLeader(Leader):
             if asked.action == DELETE:
                 savepoints.kept.discard(asked.checkpoint)
             elif self.cancelled_behind is None:
-                self.cancelled_behind = (self.coordinator.core.deciding or self.manifest).checkpoint
+                self.cancelled_behind = (self.coordinator.core.attempt.deciding or self.manifest).checkpoint
             return asked
         if not savepoints.asked:
             return None

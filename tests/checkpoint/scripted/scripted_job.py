@@ -97,7 +97,7 @@ class ScriptedJob:
 
     def _deciding(self, *options: str) -> list[events.Effect]:
         self._triggered(*options)
-        assert isinstance(self._ack(str(self.core.in_flight[-1].checkpoint))[-1], events.Decide)
+        assert isinstance(self._ack(str(self.core.attempt.in_flight[-1].checkpoint))[-1], events.Decide)
         return []
 
     def _done(self, checkpoint: str) -> list[events.Effect]:
@@ -197,7 +197,7 @@ class ScriptedJob:
 QUERIES: dict[str, Callable[[Coordinator], str]] = {
     "wake": lambda core: "never" if core.wake_ms == NEVER_MS else str(core.wake_ms),
     "pinned": lambda core: " ".join(map(str, sorted(core.pinned))),
-    "flying": lambda core: " ".join(str(each.checkpoint) for each in core.in_flight) or "none",
+    "flying": lambda core: " ".join(str(each.checkpoint) for each in core.attempt.in_flight) or "none",
     "newest": lambda core: str(core.manifest.checkpoint if core.manifest else None),
     "state": lambda core: core.state.value,
     "stopping": lambda core: "yes" if core.stopping else "no",
