@@ -19,9 +19,9 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.state.backend import Table, TableSnapshot
 from exactlyonce.state.blocks import EncodedBlock
-from exactlyonce.state.hash_map import HashMapBackend
+from exactlyonce.state.hash_map import HashMapBackend, KeyedTable
 from exactlyonce.state.restore import restore
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.stored import StoredState
 
 GROUPS = 128
 BATCH = 1_000
@@ -96,11 +96,13 @@ def main() -> None:
     random.shuffle(keys)
 
     hot = random.choices(keys[:1_000], k=400_000)
-    table: Table[int] = KeyedTable("totals", int, range(GROUPS), GROUPS)
+    table: Table[int] = KeyedTable(
+        StoredState(operator="totals", type=int, groups=range(GROUPS), max_parallelism=GROUPS)
+    )
     ours, hand = min(by_table(table, hot)[0] for _ in range(3)), min(by_hand({}, hot) for _ in range(3))
     print(f"apply, 1,000 keys: {ours / len(hot) * 1e9:.0f} ns a record; on a dict {hand / len(hot) * 1e9:.0f} ns")
 
-    table = KeyedTable("totals", int, range(GROUPS), GROUPS)
+    table = KeyedTable(StoredState(operator="totals", type=int, groups=range(GROUPS), max_parallelism=GROUPS))
     seconds, longest = by_table(table, keys)
     print(f"apply, {count:,} new keys at once: {seconds / count * 1e9:.0f} ns; longest batch {longest * 1e3:.1f} ms")
     begun = clock()

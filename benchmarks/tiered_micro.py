@@ -107,7 +107,7 @@ def _steps(count: int, budget: int, folder: Path) -> None:
     print(f"snapshots of {CHANGED:,} uniform keys, with images: {figures}")
     backend = RocksDBBackend(folder / "b", budget)
     again: Any = restore("profiles", Profile, range(GROUPS), GROUPS, checkpoint, index, fetch, backend=backend)
-    with measured(f"restore, {len(again._stored.chain.blocks)} blocks", count):
+    with measured(f"restore, {len(again._groups._stored.chain.blocks)} blocks", count):
         while again.fetch():
             pass
 

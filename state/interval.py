@@ -7,7 +7,7 @@ the state of a key was at the barrier, before a record first changes it. Interva
 later checkpoint that needs the same changes sends the same blocks again.
 
 A state of the wrong type, or one that its type does not hold whole, would only be noticed by a restore. So states are
-decoded again and compared: all of the first interval, later some of each.
+decoded again and compared: all of the first interval, later some of each (`SectionWriter`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import compress, islice
 from operator import not_
 from types import NoneType
@@ -43,44 +44,44 @@ T = TypeVar("T")
 ByGroup = defaultdict[int, list[T]]
 
 
+@dataclass
+class TableContents(Generic[S]):
+    """What a hash map's intervals share with it."""
+
+    states: dict[bytes, S | None]
+    keys: Mapping[int, dict[bytes, None]]
+    max_parallelism: int
+    state_type: StateType[S]
+    merging: Merging
+
+
 class Interval(Generic[S]):
     """The changes from one barrier to the next; None stands for a deleted key."""
 
-    def __init__(
-        self,
-        states: dict[bytes, S | None],
-        keys: Mapping[int, dict[bytes, None]],
-        max_parallelism: int,
-        state_type: StateType[S],
-        merging: Merging,
-        *,
-        first: bool = True,
-    ) -> None:
+    def __init__(self, table: TableContents[S], *, first: bool = True) -> None:
         """*first*: of its table, in this process. All its states are decoded again, to see that they can be."""
         self.checkpoint = 0
         """The checkpoint at whose barrier it ends; 0 before that."""
-        self._parts: list[dict[bytes, S | None]] = [{}]
-        """The changes that are not distributed yet. Of a key in several parts, the last one counts."""
         self.before: dict[bytes, S | None] = {}
         self.added = ByGroup[bytes](list)
         """The keys that records have added to the table."""
-        self._dropped: set[bytes] = set()
-        self.blocks: list[EncodedBlock] = []
         self.open = True
         """Whether encoding still reads states that records may change."""
         self.encoded = False
         self.credit = 0.0
         """What merging had left after this interval's images."""
+        self._parts: list[dict[bytes, S | None]] = [{}]
+        """The changes that are not distributed yet. If several parts have a key, the last one counts."""
+        self._dropped: set[bytes] = set()
         self._next: Interval[S] | None = None
-        self._states = states
-        self._keys = keys
-        self._max_parallelism = max_parallelism
-        self._state_type = state_type
-        self._merging = merging
-        self._bytes_per_entry = 0.0
-        self._whole = False
+        self._table = table
         self._to_check = sys.maxsize if first else CHECKED_ENTRIES
-        """How many states more are decoded again."""
+        self._whole = False
+
+    @property
+    def blocks(self) -> list[EncodedBlock]:
+        """After its barrier: the blocks that are finished."""
+        return self._writer.blocks
 
     def changes(self) -> dict[bytes, S | None]:
         """Where to add the changes of a batch."""
@@ -95,11 +96,9 @@ class Interval(Generic[S]):
     def freeze(self, checkpoint: int, *, whole: bool = False) -> Interval[S]:
         """The barrier of *checkpoint* is here; returns the next interval. *whole*: every key group gets an image."""
         self.checkpoint, self._whole = checkpoint, whole
-        self._writer = BlockEncoder(self._state_type.operator, checkpoint, self._state_type.version)
+        self._writer = SectionWriter(self._table.state_type, checkpoint, self._to_check)
         self._slices = self._encode()
-        self._next = Interval(
-            self._states, self._keys, self._max_parallelism, self._state_type, self._merging, first=False
-        )
+        self._next = Interval(self._table, first=False)
         return self._next
 
     def advance(self) -> None:
@@ -109,17 +108,18 @@ class Interval(Generic[S]):
 
     def _encode(self) -> Iterator[None]:
         changed = sum(map(len, self._parts))
-        merged = set(self._keys) if self._whole else self._merging.choose(self.checkpoint, changed, self._keys)
-        self.credit = self._merging.credit
+        table_keys, merging = self._table.keys, self._table.merging
+        merged = set(table_keys) if self._whole else merging.choose(self.checkpoint, changed, table_keys)
+        self.credit = merging.credit
         keys, states, deleted = yield from self._deal()
         yield from self._take_in()
         for group in sorted(merged):
             yield from self._image(group)
-        self._keep(self._writer.flush())
-        self.open = self._state_type.mutable
+        self._writer.flush()
+        self.open = self._table.state_type.mutable
         for group in sorted((keys.keys() | deleted.keys()) - merged):
             yield from self._increment(group, keys[group], states[group], deleted[group])
-        self._keep(self._writer.flush())
+        self._writer.flush()
         self.open = False
         yield from self._forget()
         self.encoded = True
@@ -128,7 +128,7 @@ class Interval(Generic[S]):
         """The changed keys and their states, and the deleted keys."""
         keys, states, deleted = ByGroup[bytes](list), ByGroup[S](list), ByGroup[bytes](list)
         for some, some_states in self._newest():
-            groups = key_groups(some, self._max_parallelism)
+            groups = key_groups(some, self._table.max_parallelism)
             if NoneType in set(map(type, some_states)):
                 present = [state is not None for state in some_states]
                 self._delete(compress(zip(some, groups, strict=True), map(not_, present)), deleted)
@@ -155,12 +155,13 @@ class Interval(Generic[S]):
 
     def _delete(self, keys: Iterable[tuple[bytes, int]], deleted: ByGroup[bytes]) -> None:
         """Take keys out of the table, if no later interval has changed them; note those that older blocks may hold."""
+        table = self._table
         for key, group in keys:
-            if key in self._keys[group]:
+            if key in table.keys[group]:
                 deleted[group].append(key)
             if not any(later._has_changed(key) for later in self._later()):
-                self._states.pop(key, None)
-                self._keys[group].pop(key, None)
+                table.states.pop(key, None)
+                table.keys[group].pop(key, None)
                 self._dropped.add(key)
 
     def _take_in(self) -> Iterator[None]:
@@ -168,7 +169,7 @@ class Interval(Generic[S]):
         for group, added in self.added.items():
             for start in range(0, len(added), SLICE_ENTRIES):
                 some = [key for key in added[start : start + SLICE_ENTRIES] if key not in self._dropped]
-                self._keys[group].update(dict.fromkeys(some))
+                self._table.keys[group].update(dict.fromkeys(some))
                 yield
         self.added.clear()
 
@@ -181,20 +182,20 @@ class Interval(Generic[S]):
 
     def _image(self, group: int) -> Iterator[None]:
         """Write the whole of *group* as it was at the barrier."""
-        self._merging.imaged(group)
-        keys, left = iter(self._keys[group]), len(self._keys[group])
-        self._begin_group(left)
+        self._table.merging.imaged(group)
+        keys, left = iter(self._table.keys[group]), len(self._table.keys[group])
+        self._writer.begin_group(left)
         while True:
-            some = list(islice(keys, self._entries_per_section()))
+            some = list(islice(keys, self._writer.entries_per_section))
             left -= len(some)
-            self._add(group, IMAGE, *self._at_barrier(some), [])
+            self._writer.add(group, IMAGE, *self._at_barrier(some), [])
             yield
             if not left:
                 return
 
     def _at_barrier(self, keys: list[bytes]) -> tuple[list[bytes], list[S]]:
         """Those of *keys* that had a state at the barrier, and these states: the newest, if no later interval knows."""
-        found: list[S | None] = list(map(self._states.get, keys))
+        found: list[S | None] = list(map(self._table.states.get, keys))
         for later in reversed([*self._later()]):
             found = list(map(later.before.get, keys, found))
         states = [state for state in found if state is not None]
@@ -203,50 +204,24 @@ class Interval(Generic[S]):
         return keys, states
 
     def _increment(self, group: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> Iterator[None]:
-        """Write what changed in *group*; as an image, if that is all of it."""
-        kind = IMAGE if len(keys) == len(self._keys[group]) else INCREMENT
+        """Write the changes in *group*; as an image, if they are all of it."""
+        kind = IMAGE if len(keys) == len(self._table.keys[group]) else INCREMENT
         if kind == IMAGE:
-            self._merging.imaged(group)
+            self._table.merging.imaged(group)
             deleted = []
         else:
-            self._merging.incremented(group, self.checkpoint, len(keys) + len(deleted))
+            self._table.merging.incremented(group, self.checkpoint, len(keys) + len(deleted))
         more, more_states, more_deleted, left = iter(keys), iter(states), iter(deleted), len(keys) + len(deleted)
-        self._begin_group(left)
+        self._writer.begin_group(left)
         while True:
-            limit = self._entries_per_section()
+            limit = self._writer.entries_per_section
             some, some_states = list(islice(more, limit)), list(islice(more_states, limit))
             some_deleted = list(islice(more_deleted, limit - len(some)))
             left -= len(some) + len(some_deleted)
-            self._add(group, kind, some, some_states, some_deleted)
+            self._writer.add(group, kind, some, some_states, some_deleted)
             yield
             if not left:
                 return
-
-    def _begin_group(self, entries: int) -> None:
-        self._keep(self._writer.begin_group(int(entries * self._bytes_per_entry)))
-
-    def _add(self, group: int, kind: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> None:
-        encoded_keys = encode_keys(keys, deleted)
-        encoded_states = self._state_type.encode(states, checked=self._to_check > 0)
-        self._to_check -= len(states)
-        size, entries = len(encoded_keys.body) + len(encoded_states), len(keys) + len(deleted)
-        self._bytes_per_entry = size / max(1, entries)
-        if size > _SECTION_TARGET and entries > 1:
-            middle = entries // 2
-            beyond = max(0, middle - len(keys))
-            self._add(group, kind, keys[:middle], states[:middle], deleted[:beyond])
-            self._add(group, kind, keys[middle:], states[middle:], deleted[beyond:])
-        else:
-            self._keep(self._writer.add(group, kind, encoded_keys, encoded_states, entries))
-
-    def _entries_per_section(self) -> int:
-        if not self._bytes_per_entry:
-            return _ENTRIES_AT_FIRST
-        return max(1, min(SLICE_ENTRIES, int(_SECTION_TARGET / self._bytes_per_entry)))
-
-    def _keep(self, finished: EncodedBlock | None) -> None:
-        if finished is not None:
-            self.blocks.append(finished)
 
     def _forget(self) -> Iterator[None]:
         """Let go, in slices too, of what the next interval kept for this one."""
@@ -255,3 +230,46 @@ class Interval(Generic[S]):
             for _ in range(min(SLICE_ENTRIES, len(before))):
                 before.popitem()
             yield
+
+
+class SectionWriter(Generic[S]):
+    """Cuts the states of key groups into sections, and packs these into blocks."""
+
+    def __init__(self, state_type: StateType[S], checkpoint: int, to_check: int) -> None:
+        """*to_check*: how many states at least are decoded again."""
+        self.blocks: list[EncodedBlock] = []
+        self._state_type = state_type
+        self._encoder = BlockEncoder(state_type.operator, checkpoint, state_type.version)
+        self._to_check = to_check
+        self._bytes_per_entry = 0.0
+
+    @property
+    def entries_per_section(self) -> int:
+        if not self._bytes_per_entry:
+            return _ENTRIES_AT_FIRST
+        return max(1, min(SLICE_ENTRIES, int(_SECTION_TARGET / self._bytes_per_entry)))
+
+    def begin_group(self, entries: int) -> None:
+        self._keep(self._encoder.begin_group(int(entries * self._bytes_per_entry)))
+
+    def add(self, group: int, kind: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> None:
+        """Add a section, or several where it is too large for one."""
+        encoded_keys = encode_keys(keys, deleted)
+        encoded_states = self._state_type.encode(states, checked=self._to_check > 0)
+        self._to_check -= len(states)
+        size, entries = len(encoded_keys.body) + len(encoded_states), len(keys) + len(deleted)
+        self._bytes_per_entry = size / max(1, entries)
+        if size > _SECTION_TARGET and entries > 1:
+            middle = entries // 2
+            beyond = max(0, middle - len(keys))
+            self.add(group, kind, keys[:middle], states[:middle], deleted[:beyond])
+            self.add(group, kind, keys[middle:], states[middle:], deleted[beyond:])
+        else:
+            self._keep(self._encoder.add(group, kind, encoded_keys, encoded_states, entries))
+
+    def flush(self) -> None:
+        self._keep(self._encoder.flush())
+
+    def _keep(self, finished: EncodedBlock | None) -> None:
+        if finished is not None:
+            self.blocks.append(finished)

@@ -34,6 +34,8 @@ from typing import Any, TextIO
 
 import msgspec
 
+from exactlyonce.pipeline.errors import require
+from exactlyonce.state.merging import Merging
 from exactlyonce.state.tiered.errors import LocalFilesFailed
 from exactlyonce.state.tiered.memory import Memory
 from exactlyonce.state.tiered.store import LocalStore
@@ -91,6 +93,7 @@ class LocalFiles:
         self._saved: dict[int, Path] = {}
         """By checkpoint, those that this process has made or taken."""
         self._distrusted = False
+        self._wanted = wanted
         self._begun: dict[int, tuple[Future[None], Path, dict[str, Any]]] = {}
         """By checkpoint, those whose index is not known yet."""
         self._save_at_s = 0.0
@@ -171,9 +174,10 @@ class LocalFiles:
             saving, self._saving = self._saving, None
             saving.result()
 
-    def describe(self, checkpoint: int, known: dict[str, Any]) -> None:
-        """Note the fields of the marker that the table knows once *checkpoint* is encoded."""
+    def describe(self, checkpoint: int, counts: dict[int, int], merging: Merging) -> None:
+        """Note the fields of the marker that are known once *checkpoint* is encoded."""
         if checkpoint in self._begun:
+            known = {"counts": dict(counts), "entries": dict(merging.entries), "oldest": dict(merging.oldest)}
             self._begun[checkpoint][2].update(known)
 
     def name(self, checkpoint: int, digest: bytes) -> None:
@@ -182,7 +186,8 @@ class LocalFiles:
             self._delete(self._begun.pop(older)[1])
         if checkpoint in self._begun and digest:
             saving, path, known = self._begun.pop(checkpoint)
-            marker = Marker(version=VERSION, checkpoint=checkpoint, digest=digest, files={}, **known)
+            require(bool(known), "a checkpoint is encoded before its index is known")
+            marker = msgspec.structs.replace(self._wanted, checkpoint=checkpoint, digest=digest, **known)
             self._saver.submit(self._name, saving, path, marker)
 
     def _name(self, saving: Future[None], path: Path, marker: Marker) -> None:

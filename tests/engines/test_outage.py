@@ -27,7 +27,8 @@ from exactlyonce.pipeline.codec import Codec
 from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError, is_fatal
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.sinks import KafkaSink
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.hash_map import KeyedTable
+from exactlyonce.state.stored import StoredState
 
 BAD, LAST = 3, 6
 AVRO = fastavro.parse_schema({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})
@@ -154,7 +155,11 @@ def test_what_is_neither_stops_the_job(name: str) -> None:
 def test_an_outage_that_a_function_meets_restarts_the_job(name: str) -> None:
     fails = OUTAGES[name]
     batch = Batch([1], [Coordinates("orders", 3, 7)], [canonical_key("ann")])
-    stateful = Stateful("fold", lambda state, record: fails(record), KeyedTable("fold", int, range(16), 16))
+    stateful = Stateful(
+        "fold",
+        lambda state, record: fails(record),
+        KeyedTable(StoredState(operator="fold", type=int, groups=range(16), max_parallelism=16)),
+    )
     for operator in (Map("call", fails), stateful):
         with pytest.raises(Unavailable, match=rf"'{operator.id}' raised .* on the record at orders\[3\] offset 7\."):
             operator(batch)

@@ -28,7 +28,8 @@ from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.operators import Map, Process, Stateful
 from exactlyonce.engines.runtime.signals import Barrier
 from exactlyonce.pipeline.errors import RecordError
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.hash_map import KeyedTable
+from exactlyonce.state.stored import StoredState
 
 
 def steps(pace: Pace, cost_s: Callable[[int], float], count: int) -> list[int]:
@@ -205,7 +206,9 @@ def test_the_record_that_fails_is_found_in_any_chunk(bad: int) -> None:
         return 1, fail(each)
 
     batch = numbers(0, 3 * CHUNK_RECORDS)
-    table: KeyedTable[int] = KeyedTable("totals", int, range(128), 128)
+    table: KeyedTable[int] = KeyedTable(
+        StoredState(operator="totals", type=int, groups=range(128), max_parallelism=128)
+    )
     for operator in (
         Map("x", fail), Process("x", lambda each, emit: emit(fail(each))), Stateful("x", fail_at_state, table)
     ):  # fmt: skip
@@ -214,7 +217,9 @@ def test_the_record_that_fails_is_found_in_any_chunk(bad: int) -> None:
 
 
 def test_outputs_do_not_depend_on_chunks() -> None:
-    table: KeyedTable[int] = KeyedTable("totals", int, range(128), 128)
+    table: KeyedTable[int] = KeyedTable(
+        StoredState(operator="totals", type=int, groups=range(128), max_parallelism=128)
+    )
     pushed: list[Batch] = []
     operator = Stateful("totals", lambda n, _: ((n or 0) + 1,) * 2, table, downstream=[pushed.append])
     batch = numbers(0, 2 * CHUNK_RECORDS + 3)

@@ -28,7 +28,8 @@ from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.exactness import in_utc
 from exactlyonce.pipeline.keys import canonical_key
 from exactlyonce.pipeline.output import Output
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.hash_map import KeyedTable
+from exactlyonce.state.stored import StoredState
 
 ANN = canonical_key("ann")
 COUNT = 3 * CHUNK_RECORDS
@@ -69,7 +70,13 @@ def pushed(operator: Any, *batches: list[Any]) -> list[Any]:
 
 
 def stateful(fn: Callable[..., Any], type_: Any = Basket, *, flat: bool = False, reduces: bool = False) -> Stateful:
-    return Stateful("op", fn, KeyedTable("op", type_, range(16), 16), flat, reduces)
+    return Stateful(
+        "op",
+        fn,
+        KeyedTable(StoredState(operator="op", type=type_, groups=range(16), max_parallelism=16)),
+        flat,
+        reduces,
+    )
 
 
 def nothing_at(offset: int) -> Callable[..., Any]:

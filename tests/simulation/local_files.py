@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
 from exactlyonce.engines.options import HASHMAP, ROCKSDB, StateSettings
-from exactlyonce.state.tiered import files, interval, interval_blocks, table
+from exactlyonce.state.tiered import files, interval, interval_blocks, memory, table
 
 if TYPE_CHECKING:
     from processes import Attempt
@@ -47,8 +47,8 @@ SMALL = (
     (files, "SAVING_SHARE", float("inf")),
     (interval, "SLICE_ENTRIES", 3),
     (interval_blocks, "KEPT_BYTES", 0),
-    (table, "CACHED_SHARE", 1e-6),
-    (table, "CHANGES_SHARE", 4e-3),
+    (memory, "CACHED_SHARE", 1e-6),
+    (memory, "CHANGES_SHARE", 4e-3),
 )
 """Nothing stays in memory that was not touched just now, some intervals spill, no block stays, all files are saved."""
 FETCHED_EVERY = 3

@@ -56,7 +56,7 @@ from exactlyonce.engines.local.job import Job
 from exactlyonce.engines.local.task import Subtask
 from exactlyonce.engines.savepoints import restoring
 from exactlyonce.pipeline.errors import StorageUnavailable
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.hash_map import KeyedTable
 
 # --- the decision ---------------------------------------------------------------------------------------------------
 

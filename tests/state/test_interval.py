@@ -15,8 +15,9 @@ from exactlyonce.pipeline.keys import canonical_key, key_group, key_groups
 from exactlyonce.state import interval
 from exactlyonce.state.blocks import IMAGE, INCREMENT, EncodedBlock, Section
 from exactlyonce.state.errors import StateUnstorable
+from exactlyonce.state.hash_map import KeyedTable
 from exactlyonce.state.merging import Merging
-from exactlyonce.state.table import KeyedTable
+from exactlyonce.state.stored import StoredState
 
 
 def _put(table: KeyedTable[Any], states: dict[bytes, Any]) -> None:
@@ -50,9 +51,11 @@ class Counting(dict[bytes, None]):
 
 @pytest.mark.parametrize("groups", [1, 128])
 def test_no_slice_does_more_than_its_share(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    table: KeyedTable[int] = KeyedTable("totals", int, range(groups), groups)
+    table: KeyedTable[int] = KeyedTable(
+        StoredState(operator="totals", type=int, groups=range(groups), max_parallelism=groups)
+    )
     for group in range(groups):
-        table._keys[group] = Counting()  # type: ignore[index]  # a mapping only to its users
+        table._keys[group] = Counting()
     handled = 0
 
     def counting(function: Any) -> Any:
@@ -84,7 +87,9 @@ def test_a_wrong_state_is_found_where_states_are_checked(topic: Any, monkeypatch
     keys = [canonical_key(number) for number in range(200)]
 
     def table_of(first: Any) -> KeyedTable[Any]:
-        table: KeyedTable[Any] = KeyedTable("totals", int, range(1), 1)
+        table: KeyedTable[Any] = KeyedTable(
+            StoredState(operator="totals", type=int, groups=range(1), max_parallelism=1)
+        )
         _put(table, dict.fromkeys(keys, 1) | {keys[-1]: first})
         return table
 
@@ -126,7 +131,9 @@ def test_records_at_any_instant_leave_a_snapshot_as_it_is(
     monkeypatch.setattr(Merging, "choose", lambda *_: merged)
     keys = [canonical_key(number) for number in range(40)]
     for instant in range(60):
-        table: KeyedTable[Any] = KeyedTable("totals", type_, range(4), 4)
+        table: KeyedTable[Any] = KeyedTable(
+            StoredState(operator="totals", type=type_, groups=range(4), max_parallelism=4)
+        )
         table.apply(fn, keys, [1] * 40)
         _seal(table, topic, 1, 0)
         table.apply(fn, keys[:8], [1] * 7 + [0])
@@ -143,11 +150,11 @@ def test_records_at_any_instant_leave_a_snapshot_as_it_is(
         refs += [topic.put(block) for block in steps if block is not None]
         assert dict(topic.restored(snapshot.seal(refs), 2, range(4), type_=type_).items()) == expected
         assert dict(table.items()) == newest
-        assert not next(table._intervals[0]._later()).before, "what was kept for this snapshot alone is let go"
+        assert not next(table._history.intervals[0]._later()).before, "what was kept for this snapshot alone is let go"
 
 
 def test_a_first_snapshot_is_images_and_a_later_one_increments(topic: Any) -> None:
-    table: KeyedTable[int] = KeyedTable("totals", int, range(4), 4)
+    table: KeyedTable[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(4), max_parallelism=4))
     keys = [canonical_key(number) for number in range(200)]
     _put(table, dict.fromkeys(keys, 1))
     first = _sections(_seal(table, topic, 1, 0))
@@ -163,7 +170,7 @@ def test_a_first_snapshot_is_images_and_a_later_one_increments(topic: Any) -> No
 
 
 def test_a_key_that_came_and_went_leaves_nothing(topic: Any) -> None:
-    table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
+    table: KeyedTable[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(1), max_parallelism=1))
     _put(table, {canonical_key(1): 1, canonical_key(2): 2})
     _seal(table, topic, 1, 0)
     _put(table, {canonical_key(3): 3})
@@ -176,7 +183,7 @@ def test_a_key_that_came_and_went_leaves_nothing(topic: Any) -> None:
 
 
 def test_a_group_whose_keys_are_all_gone_is_an_empty_image(topic: Any) -> None:
-    table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
+    table: KeyedTable[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(1), max_parallelism=1))
     _put(table, {canonical_key(1): 1})
     _seal(table, topic, 1, 0)
     _put(table, {canonical_key(1): None})
@@ -190,7 +197,9 @@ def test_values_of_all_sizes_fit(topic: Any) -> None:
     noise = random.Random(5)
     states = {canonical_key(number): noise.randbytes(10 ** noise.randrange(0, 6)) for number in range(400)}
     states[canonical_key("huge")] = noise.randbytes(850_000)
-    table: KeyedTable[bytes] = KeyedTable("totals", bytes, range(2), 2)
+    table: KeyedTable[bytes] = KeyedTable(
+        StoredState(operator="totals", type=bytes, groups=range(2), max_parallelism=2)
+    )
     _put(table, states)
     snapshot = table.freeze(1, 0)
     index = topic.write(snapshot)
@@ -203,7 +212,7 @@ def test_values_of_all_sizes_fit(topic: Any) -> None:
     ("type_", "state", "why"), [(bytes, bytes(900_001), "at most 900000"), (int, "x", "not a valid int")]
 )
 def test_a_state_that_cannot_be_stored_fails_for_good(type_: Any, state: Any, why: str) -> None:
-    table: KeyedTable[Any] = KeyedTable("totals", type_, range(2), 2)
+    table: KeyedTable[Any] = KeyedTable(StoredState(operator="totals", type=type_, groups=range(2), max_parallelism=2))
     _put(table, {canonical_key(1): state})
     with pytest.raises(StateUnstorable, match=f"operator 'totals'.*{why}"):
         list(table.freeze(1, 0).encode())
@@ -212,7 +221,7 @@ def test_a_state_that_cannot_be_stored_fails_for_good(type_: Any, state: Any, wh
 
 
 def test_many_long_keys_that_are_deleted(topic: Any) -> None:
-    table: KeyedTable[int] = KeyedTable("totals", int, range(1), 1)
+    table: KeyedTable[int] = KeyedTable(StoredState(operator="totals", type=int, groups=range(1), max_parallelism=1))
     short = [canonical_key(number) for number in range(3_000)]
     long = [bytes(1_000) + bytes([first, second]) for first in range(16) for second in range(200)]
     _put(table, dict.fromkeys([*short, *long], 1))
