@@ -1,9 +1,9 @@
-"""One incarnation of a coordinator: what it does from its first request to its last. Pure procedures.
+"""One incarnation of a coordinator, from its first request to its last. Pure procedures.
 
-The local engine, bounded work, Spark's sink and the simulator run these lines; who drives them answers the requests.
-Invariants: a constructor fences nobody and asks nobody; nothing is decided before everything older was fenced, and what
-older incarnations decided is finished; no sink producer is made before `recover` or `begin_attempt` has returned; the
-decisions come one by one. For one thread at a time, but `acknowledged`, which hands over what `decide` absorbs.
+The local engine, bounded work, Spark's sink and the simulator run these lines, and answer the requests.
+Invariants: a constructor fences nobody and asks nobody; nothing is decided before all older incarnations are fenced and
+their decisions finished; no sink producer is made before `recover` or `begin_attempt` has returned; decisions come one
+by one. For one thread at a time, except `acknowledged`, which hands over to `decide`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -56,24 +55,16 @@ from exactlyonce.checkpoint.transactions.settling import settle
 from exactlyonce.pipeline.errors import BrokerUnavailable, Fenced, Halt, Undetermined
 
 UPKEEP_INTERVAL_S = 10.0
-"""How often whoever leads calls `upkeep`; `history.SILENCE_MS` is three times as long."""
+"""Between two calls of `upkeep`; `history.SILENCE_MS` is three times as long."""
 WATCH_INTERVAL_MS = 60_000
 HEARTBEAT_PAUSE_MS = 200
-"""Before one that the broker refused is tried again."""
+"""Before a refused heartbeat is tried again."""
 
 Verdict = Decided | Refuse | Unresolved
 
 
-@dataclass
-class _Arrived:
-    """Acknowledgements that were not absorbed yet, from another thread; and the bytes of blocks by checkpoint."""
-
-    acknowledged: deque[Ack] = field(default_factory=deque)
-    bytes: dict[int, int] = field(default_factory=dict)
-
-
 class Leader:
-    """Leads the pipeline of *config*; see the module. *note* is told what a person should know."""
+    """Leads the pipeline of *config*; see the module. *note* takes texts for people."""
 
     def __init__(
         self, config: LeaderConfig, log: DecisionLog, retention: Retention, clock: Clock, note: Callable[[str], None]
@@ -82,7 +73,10 @@ class Leader:
         self.attempt = config.attempt
         self._clock, self._note = clock, note
         self._watched_ms = self._beaten_ms = clock.monotonic_ms()
-        self._arrived = _Arrived()
+        self._arrived = deque[Ack]()
+        """Acknowledgements from another thread that are not absorbed yet."""
+        self._written_bytes = dict[int, int]()
+        """The bytes of blocks by checkpoint, since the last decided one."""
         self.transactions = TransactionCommits(
             pipeline=config.pipeline,
             cluster_id=config.cluster_id,
@@ -99,7 +93,7 @@ class Leader:
             attempt=config.attempt,
         )
         self._protocols: tuple[CommitProtocol, ...] = (self.transactions, self._stores)
-        """Those that cannot wait come first."""
+        """Transactions cannot wait, and come first."""
 
     @property
     def incarnation(self) -> Incarnation:
@@ -108,19 +102,19 @@ class Leader:
 
     @property
     def manifest(self) -> Manifest:
-        """The newest one; there is one once `recover` has returned."""
+        """The newest manifest; there is one once `recover` has returned."""
         newest = self.log.history.latest
         assert newest is not None
         return newest
 
     def run(self, procedure: Procedure[R]) -> Procedure[R]:
-        """*procedure*, whose appends go to the log."""
+        """*procedure*, with its appends going to the log."""
         return self.log.recording(procedure)
 
     # --- beginning ----------------------------------------------------------------------------------------------
 
     def begin(self) -> Procedure[History]:
-        """Fence every older incarnation, read what they decided, refuse what is damaged, and write the first record."""
+        """Fence every older incarnation, read their decisions, refuse damaged ones, and write the first record."""
         history = yield from self.open()
         listed = yield ListTransactions(transaction_prefix(self.config.pipeline))
         newest = incarnation_latest(listed)
@@ -140,7 +134,7 @@ class Leader:
     def _refuse_lost_topic(self, incarnation: int) -> Procedure[None]:
         """The log was empty, though transactions of *incarnation* are known: it was deleted, or has been begun since.
 
-        Whoever writes under such an id has begun before, so that a log that is still empty now was deleted.
+        A writer under such an id has begun before, so a log that is still empty was deleted.
         """
         now: History | None = yield from self.log.peek()
         if now is None or now.incarnation_latest:
@@ -148,7 +142,7 @@ class Leader:
         raise Halt(self.config.topic_lost(self.log.topic.name, incarnation))
 
     def resume(self, incarnation: int) -> None:
-        """Go on with *incarnation*, which another process of it has begun, once this one has called `open`."""
+        """Continue *incarnation*, which another process has begun; after `open`."""
         self._begun(self.log.resume(incarnation))
 
     def _begun(self, incarnation: Incarnation) -> None:
@@ -156,7 +150,7 @@ class Leader:
             each.begin(incarnation, self.config.fenced_below(incarnation), self.log.topic.topic_id)
 
     def open(self) -> Procedure[History]:
-        """Fence every other process that writes decisions, and read what is decided; refuse what is damaged."""
+        """Fence every other process that writes decisions, read the decisions, and refuse damaged ones."""
         topic = self.log.topic
         yield from settle(
             coordinator_id(self.config.pipeline), [(topic.name, partition) for partition in range(topic.partitions)]
@@ -170,7 +164,7 @@ class Leader:
     # --- recovery -----------------------------------------------------------------------------------------------
 
     def recover(self) -> Procedure[Manifest]:
-        """Finish what older incarnations decided, abort what they did not, and find where to start."""
+        """Finish the decisions of older incarnations, abort the rest, and find where to start."""
         latest, unfinalized = self.log.history.latest, self.log.history.unfinalized
         yield from self._fence()
         restores = self.config.goes_on_from_savepoint(latest)
@@ -194,20 +188,20 @@ class Leader:
         return self.manifest
 
     def finish_decided(self) -> Procedure[dict[str, str]]:
-        """For whoever leads no run: bring what older incarnations decided to its end; the fate of each committable.
+        """Without a run: finish the decisions of older incarnations; returns the fate of each committable.
 
-        What they did not decide is left to the next run, unless its readers have to get past it here; and nothing is
-        noted as fenced, for all older ids were not.
+        Undecided transactions are left to the next run, unless readers have to get past them here. Nothing is noted as
+        fenced, since not all older ids were.
         """
         yield from self._fence()
         unfinalized = self.log.history.unfinalized
         return {} if unfinalized is None else (yield from self.finish(unfinalized, lambda _: self._claimed()))
 
     def _fence(self) -> Procedure[None]:
-        """Let no older incarnation commit what nobody decided, as far as that can be done before `finish`."""
+        """Let no older incarnation commit undecided transactions, as far as that can be done before `finish`."""
         history = self.log.history
-        for what, why in history.damaged.items():
-            self._note(f"damaged in {self.log.topic.name}, but nothing newer is: {what}: {why}")
+        for record, why in history.damaged.items():
+            self._note(f"damaged in {self.log.topic.name}, but nothing newer is: {record}: {why}")
         latest, unfinalized = history.latest, history.unfinalized
         finalized = latest if unfinalized is None else history.manifests.get(unfinalized.previous)
         if self.config.staging and unfinalized is not None:
@@ -221,7 +215,7 @@ class Leader:
 
     @property
     def _beginning(self) -> tuple[int, ...]:
-        """Of every partition of the checkpoint topic."""
+        """The first offset of every partition of the checkpoint topic."""
         return (0,) * self.log.topic.partitions
 
     def _first_manifest(self) -> Procedure[None]:
@@ -231,16 +225,16 @@ class Leader:
             checkpoint=0, base=0, previous=0, final=False, triggered_ms=self._clock.monotonic_ms(),
             attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
         )  # fmt: skip
-        self.retention.nothing_yet(self._beginning)  # a savepoint whose restore was broken off may have left blocks
+        self.retention.start_at(self._beginning)  # an interrupted restore of a savepoint may have left blocks
         manifest = self._manifest(first, (yield KnownOutputs()), kind="initial")
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
 
     def _restored_manifest(self, latest: Manifest | None) -> Procedure[None]:
-        """The manifest that goes on from a savepoint, behind *latest*, the newest; it has nothing to commit.
+        """Write the manifest that continues from a savepoint, after *latest*, the newest; it has nothing to commit.
 
-        Its blocks lie behind the ends that it notes, as what an earlier try may have left: both are looked at.
+        Its blocks lie after the ends that it notes, and so do blocks of an earlier try: both are searched.
         """
         number = latest.checkpoint + 1 if latest is not None else 0
         restored: Restored = yield RestoreSavepoint(number, self.incarnation.incarnation)
@@ -250,7 +244,7 @@ class Leader:
             triggered_ms=self._clock.monotonic_ms(), attempt=self.attempt,
             acks={("", 0): Ack("", 0, number, restored.offsets)},
         )  # fmt: skip
-        self.retention.nothing_yet(latest.block_end_offsets if latest is not None else self._beginning)
+        self.retention.start_at(latest.block_end_offsets if latest is not None else self._beginning)
         manifest = self._manifest(plan, (yield KnownOutputs()), kind=RESTORED)
         manifest = msgspec.structs.replace(
             manifest, operators=restored.operators, origin=restored.origin, channel_logs=restored.channel_logs
@@ -259,7 +253,7 @@ class Leader:
         yield from self.run(finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms()))
 
     def finish(self, manifest: Manifest, expire: Expire) -> Procedure[dict[str, str]]:
-        """Bring *manifest*, which is decided and not finalized, to its end; the fate of each of its committables."""
+        """Finish *manifest*, which is decided and not finalized; returns the fate of each of its committables."""
         self._note(f"finishing checkpoint {manifest.checkpoint}, which was decided but not finalized")
         repairs = self.log.history.repairs_of(manifest.checkpoint)
         fates = yield from self.run(
@@ -279,13 +273,13 @@ class Leader:
         return fates
 
     def _clean(self) -> Procedure[None]:
-        """All that was decided is committed: whoever belongs to an older attempt is fenced, and what it left goes."""
+        """All decisions are committed: fence older attempts, and drop what they left."""
         for each in self._protocols:
             yield from each.clean()
         self._watched_ms = self._clock.monotonic_ms()
 
     def _require(self, outcome: Outcome) -> None:
-        """Raise unless an append was `DONE`: its outcome is unknown, or the broker takes no records."""
+        """Raise unless an append was `DONE`."""
         if outcome is Outcome.UNKNOWN:
             raise Undetermined(
                 f"Whether the broker wrote a record to {self.log.topic.name} is not known. This instance ends; nothing "
@@ -300,9 +294,9 @@ class Leader:
     # --- attempts -----------------------------------------------------------------------------------------------
 
     def begin_attempt(self, attempt: int, *, killed: bool = True) -> Procedure[Manifest]:
-        """Before the next attempt, all workers being dead: finish what was decided, abort what was not.
+        """Before the next attempt, with all workers dead: finish what was decided, abort what was not.
 
-        *killed*: they were killed while they wrote.
+        *killed*: the workers were killed while they wrote.
         """
         yield from self._confirm_leading()
         self.attempt = attempt
@@ -317,7 +311,7 @@ class Leader:
         return self.manifest
 
     def _confirm_leading(self) -> Procedure[None]:
-        """Return once a heartbeat is written, which only the newest can; a broker that refuses is asked again."""
+        """Write a heartbeat, which only the newest incarnation can; a broker that refuses is asked again."""
         deadline_ms = self._clock.monotonic_ms() + self.log.append_timeout_ms
         while (outcome := (yield from self.log.heartbeat())) is Outcome.NOT_WRITTEN:
             if self._clock.monotonic_ms() >= deadline_ms:
@@ -326,21 +320,21 @@ class Leader:
         self._require(outcome)
 
     def look_at_inputs(self) -> Procedure[None]:
-        """Raise Halt if an input was deleted or made anew; partitions that were added are read from here on."""
+        """Raise Halt if an input was deleted or made anew; added partitions are read from here on."""
         yield LookAtInputs(self.manifest)
         yield GoOnFrom(self.manifest)
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
     def acknowledged(self, ack: Ack) -> None:
-        """Blocks were written. From any thread, before `decide` is told of the checkpoint."""
-        self._arrived.acknowledged.append(ack)
+        """A subtask has acknowledged. From any thread, before `decide` is called for the checkpoint."""
+        self._arrived.append(ack)
 
     def count_acknowledged(self) -> Procedure[None]:
-        """Take in what has been acknowledged by now, and count what the sinks have flushed for it.
+        """Absorb the acknowledgements so far, and count the records that their sinks have flushed.
 
-        To be called as acknowledgements come: the decision need not wait for it then. What cannot be counted now is
-        checked there.
+        Called as acknowledgements come, so that the decision need not wait for it. Transactions that cannot be counted
+        yet are checked there.
         """
         outputs: Outputs = yield KnownOutputs()
         arrived = self._absorb()
@@ -348,9 +342,9 @@ class Leader:
             yield from each.acknowledged(arrived, outputs)
 
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
-        """Run the decision procedure for *plan*; *pinned* are checkpoints that something in flight builds upon.
+        """Run the decision procedure for *plan*; *pinned* are the bases of checkpoints in flight.
 
-        Raises Halt, before anything is decided, if what was acknowledged may have been read from another topic.
+        Raises Halt, before anything is decided, if the acknowledged records may be those of another topic.
         """
         yield from self.count_acknowledged()
         verdict = yield from self.run(
@@ -368,24 +362,21 @@ class Leader:
         return verdict
 
     def _keep_alive(self) -> Procedure[None]:
-        """While a store is waited for: a heartbeat, whenever one is due."""
+        """Write a heartbeat if one is due, while waiting for a store."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._beaten_ms >= UPKEEP_INTERVAL_S * 1000:
             self._beaten_ms = now_ms
             yield from self.beat()
 
     def beat(self) -> Procedure[None]:
-        """A heartbeat. One that the broker did not take is due again next time; after one whose outcome is unknown this
-        incarnation must end."""
+        """Write a heartbeat. After one with an unknown outcome this incarnation must end."""
         outcome = yield from self.log.heartbeat()
         if outcome is not Outcome.NOT_WRITTEN:
             self._require(outcome)
 
     def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
         yield GoOnFrom(verdict.manifest)
-        sizes = self._arrived.bytes
-        for n in [each for each in sizes if each <= plan.checkpoint]:
-            del sizes[n]
+        self._written_bytes = {n: size for n, size in self._written_bytes.items() if n > plan.checkpoint}
         if not verdict.finalized:
             self._retain(plan, verdict.manifest)
 
@@ -394,13 +385,13 @@ class Leader:
         self.retention.completed(manifest.checkpoint, blocks, keep=manifest.is_savepoint)
 
     def _check_topics(self) -> Procedure[None]:
-        """Raise Halt unless the topics that were read and written are those they were."""
+        """Raise Halt if an input or output topic was replaced."""
         if self.log.history.latest is not None:
             yield LookAtTopics(self.manifest)
             yield GoOnFrom(self.manifest)
 
     def _check_blocks(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
-        """Refuse the checkpoint if a block of state, of records on their way, or of what is staged is not there."""
+        """Refuse the checkpoint if a block of state, in-flight records or staged rows is missing."""
         refs = [*listed_by(plan)]
         refs += [ref for ack in plan.acks.values() if ack.channel_log is not None for ref in ack.channel_log.blocks]
         if refs and (dead := (yield from self.log.dead(refs))):
@@ -408,18 +399,17 @@ class Leader:
         return None
 
     def _absorb(self) -> list[Ack]:
-        """Take in what was acknowledged since the last time, and return it."""
-        written, arrived = self._arrived, list[Ack]()
-        while written.acknowledged:
-            ack = written.acknowledged.popleft()
+        """Take in the acknowledgements since the last time, and return them."""
+        absorbed, sizes = list[Ack](), self._written_bytes
+        while self._arrived:
+            ack = self._arrived.popleft()
             self.retention.written(ack.checkpoint, ack.written)
-            size = sum(ref.size for ref in ack.written)
-            written.bytes[ack.checkpoint] = written.bytes.get(ack.checkpoint, 0) + size
-            arrived.append(ack)
-        return arrived
+            sizes[ack.checkpoint] = sizes.get(ack.checkpoint, 0) + sum(ref.size for ref in ack.written)
+            absorbed.append(ack)
+        return absorbed
 
     def _manifest(self, plan: PendingCheckpoint, outputs: Outputs, kind: str = "") -> Manifest:
-        config, now_ms, sizes = self.config, self._clock.now_ms(), self._arrived.bytes
+        config, now_ms, sizes = self.config, self._clock.now_ms(), self._written_bytes
         offsets = sorted((o for ack in plan.acks.values() for o in ack.offsets), key=lambda o: (o.source, o.partition))
         manifest = Manifest(
             pipeline=config.pipeline,
@@ -453,13 +443,15 @@ class Leader:
         return config.filled(manifest)
 
     def _expire(self, plan: PendingCheckpoint, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
-        """*manifest* is durable: what nobody needs any more may go, in the transaction that finalizes it."""
+        """See `Retention.expire`; *manifest* is durable."""
         self._retain(plan, manifest)
         return (yield from self.retention.expire(manifest, pinned))
 
     def forget_savepoint(self, checkpoint: int, pinned: Iterable[int]) -> Procedure[None]:
-        """*checkpoint*, a savepoint, is wanted no more: it goes now, or, while it is pinned or the newest, with a later
-        one. Between two decisions; nothing is done for what is no savepoint."""
+        """Drop *checkpoint*, if it is a savepoint: now, or later while it is pinned or the newest.
+
+        Called between two decisions.
+        """
         manifest = self.log.history.manifests.get(checkpoint)
         if manifest is None or not manifest.is_savepoint:
             return
@@ -472,7 +464,7 @@ class Leader:
     # --- upkeep, end --------------------------------------------------------------------------------------------
 
     def upkeep(self) -> Procedure[None]:
-        """Every `UPKEEP_INTERVAL_S`: a heartbeat; now and then another sweep, for zombies that came back meanwhile."""
+        """Every `UPKEEP_INTERVAL_S`: write a heartbeat; every `WATCH_INTERVAL_MS`: fence zombies that came back."""
         yield from self.beat()
         if self._clock.monotonic_ms() - self._watched_ms >= WATCH_INTERVAL_MS:
             for each in self._protocols:
@@ -480,12 +472,14 @@ class Leader:
             self._watched_ms = self._clock.monotonic_ms()
 
     def conclude(self, cancelled: str = "") -> Procedure[None]:
-        """After a clean stop, or one by the request *cancelled*: all that the last checkpoints committed is visible to
-        readers, and this one is over. Only then may what there is be condemned; a savepoint keeps all of it."""
+        """End this incarnation after a clean stop, or one by the request *cancelled*, once all output is visible.
+
+        Only then may its checkpoints be condemned; a savepoint keeps all of them.
+        """
         for each in self._protocols:
             yield from each.conclude(self.manifest.checkpoint)
         condemned = bool(cancelled) and self.config.deletes and not self.log.history.savepoints
         with suppress(Fenced):  # then a newer one's heartbeats say as much
             outcome = yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)
-            if cancelled:  # whoever asked waits for this record; a clean end is one without it, too
+            if cancelled:  # the command waits for this record; an end without it is clean, too
                 self._require(outcome)

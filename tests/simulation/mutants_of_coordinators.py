@@ -478,10 +478,10 @@ mutant(
 )  # fmt: skip
 mutant(
     "nothing is held for a checkpoint that cannot be looked at", REMOVED,
-    patch.object(retention, "may_be_of", lambda *_: False), unchecked(decision_log, "A block that a manifest names"),
+    patch.object(retention, "may_need", lambda *_: False), unchecked(decision_log, "A block that a manifest names"),
     luck="references not known",
 )  # fmt: skip
 mutant(
     "everything is held for a checkpoint that cannot be looked at", LEFT,
-    patch.object(retention, "may_be_of", lambda *_: True), luck="references not known",
+    patch.object(retention, "may_need", lambda *_: True), luck="references not known",
 )  # fmt: skip

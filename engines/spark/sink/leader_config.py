@@ -125,7 +125,7 @@ class JobsKept(KnownBlocks):
         with suppress(StoreUnavailable):  # it goes behind a later job then
             for each in cleaning:
                 _ = yield each
-        looks = self._look_again
+        looks = self._search_again
         manifests, blocks = yield from super().expire(manifest, pinned)
         before, self._dropped = self._dropped, ((), ())
         dropped = (*before[1], *blocks)
