@@ -186,7 +186,8 @@ class KnownBlocks(Retention):
         if self._search_again and manifest.checkpoint > self._newest_before:
             own_too = self._own_too
             blocks = yield from self._scan_all(self._begun_at)
-            self.ledger.written(manifest.checkpoint, (block for block in blocks if own_too or self._is_older(block.ref)))
+            late = (block for block in blocks if own_too or self._is_older(block.ref))
+            self.ledger.written(manifest.checkpoint, late)
             self._search_again = self._own_too = False
         return self.ledger.expire(pinned)
 
