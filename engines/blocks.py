@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.checkpoint.records.storage_url import TOPIC, described, setting_of
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.checkpoint.references import indexes_of, named_by, stands_on
+from exactlyonce.checkpoint.references import indexes_of, named_by
 from exactlyonce.connectors.blocks.storage import file_storage
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import TopicStorage
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -113,7 +113,7 @@ def references(manifest: Manifest, reader: Blocks) -> set[BlockRef]:
     with suppress(DamagedBlock):
         for _, body in _bodies(reader, indexes):
             listed.update(list_of_rows(body))
-    return stands_on(manifest, listed)
+    return {*named_by(manifest), *listed}
 
 
 def references_or_why(manifest: Manifest, reader: Blocks) -> frozenset[BlockRef] | str:

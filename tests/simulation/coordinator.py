@@ -27,7 +27,7 @@ from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.checkpoint.records.encoding import Block, decode
 from exactlyonce.checkpoint.records.manifest import BlockRef, ChannelLog, Manifest
-from exactlyonce.checkpoint.references import indexes_of, stands_on
+from exactlyonce.checkpoint.references import indexes_of, named_by
 from exactlyonce.checkpoint.restart import ExponentialDelay
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
 from exactlyonce.connectors.kafka.client_config import ClientConfig
@@ -268,7 +268,7 @@ class SimulatedCoordinator:
             listed += list_of_rows((yield from self.block(ref)))
         for log in manifest.channel_logs:
             listed += yield from self.blocks_of(log)
-        return stands_on(manifest, listed)
+        return {*named_by(manifest), *listed}
 
     def blocks_of(self, log: ChannelLog) -> Generator[int | None, None, list[BlockRef]]:
         found: list[BlockRef] = []
