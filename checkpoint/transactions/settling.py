@@ -1,12 +1,12 @@
-"""The settling of an id whose transactions are decisions: before it gets a new producer, nothing is left open of it.
+"""The settling of a coordinator's transactional id: before it gets a new producer, none of its transactions is open.
 
-A broker that dies behind its answer to EndTxn may lose the markers (KAFKA-20734). Then a decision is durable, yet
-invisible, and the next end of its producer id, be it an abort, decides it anew.
+A broker that dies after its answer to EndTxn may lose the markers (KAFKA-20734). Then a decision is durable, yet
+invisible, and the next end of its producer id, even an abort, decides it anew.
 
-Invariants: nobody acts upon a decision, or begins another, before readers see it; so at most one lacks its markers, and
-either end of it is right, if it is the same in every partition. It gets the one that the id shows, which keeps the
-work, at the epoch at which the id shows it: whoever has looked before another settled it writes nothing. Once this is
-over, no producer that holds the id can write: each was fenced by an end that changes nothing.
+Invariants: nobody acts upon a decision, or begins another, before readers see it. So at most one lacks its markers, and
+either end is right, if it is the same in every partition. It gets the end that the id shows, which keeps the work, at
+the epoch that the id shows: a process that looked before another settled it writes nothing. Afterwards no older
+producer of the id can write: each was fenced by an end that changes nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from exactlyonce.checkpoint.transactions.markers import PAUSE_LONGEST_MS, Partit
 
 
 def settle(transactional_id: str, partitions: Collection[Partition]) -> Procedure[None]:
-    """Return once no transaction of the id is open in *partitions* and no producer that exists can begin another.
+    """Wait until no transaction of the id is open in *partitions* and no existing producer can begin another.
 
-    What was never asked to be committed is aborted.
+    A transaction whose commit was never asked for is aborted.
     """
     while True:
         state = (yield DescribeTransactions((transactional_id,)))[transactional_id]
