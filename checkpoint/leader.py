@@ -22,7 +22,7 @@ from exactlyonce.checkpoint.decision import Decided, Dropped, Expire, Unresolved
 from exactlyonce.checkpoint.decision_log import DecisionLog, fenced
 from exactlyonce.checkpoint.events import Ack, PendingCheckpoint
 from exactlyonce.checkpoint.leader_config import LeaderConfig, Retention
-from exactlyonce.checkpoint.records.committable import coordinator_id, erased_incarnation, transaction_prefix
+from exactlyonce.checkpoint.records.committable import Precommit, coordinator_id, erased_incarnation, transaction_prefix
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import (
     RESTORED,
@@ -118,7 +118,7 @@ class Leader:
         history = yield from self.open()
         listed = yield ListTransactions(transaction_prefix(self.config.pipeline))
         newest = incarnation_latest(listed)
-        erased = max((erased_incarnation(self.config.pipeline, each.transactional_id) for each in listed), default=0)
+        erased = max((erased_incarnation(self.config.pipeline, known.transactional_id) for known in listed), default=0)
         if newest > erased and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
         yield CreateOutputs(history.latest)
@@ -146,8 +146,8 @@ class Leader:
         self._begun(self.log.resume(incarnation))
 
     def _begun(self, incarnation: Incarnation) -> None:
-        for each in self._protocols:
-            each.begin(incarnation, self.config.fenced_below(incarnation), self.log.topic.topic_id)
+        for protocol in self._protocols:
+            protocol.begin(incarnation, self.config.fenced_below(incarnation), self.log.topic.topic_id)
 
     def open(self) -> Procedure[History]:
         """Fence every other process that writes decisions, read the decisions, and refuse damaged ones."""
@@ -202,13 +202,12 @@ class Leader:
         history = self.log.history
         for record, why in history.damaged.items():
             self._note(f"damaged in {self.log.topic.name}, but nothing newer is: {record}: {why}")
-        latest, unfinalized = history.latest, history.unfinalized
-        finalized = latest if unfinalized is None else history.manifests.get(unfinalized.previous)
+        unfinalized = history.unfinalized
         if self.config.staging and unfinalized is not None:
-            for each in self._protocols:
-                yield from each.hasten(unfinalized, history.repairs_of(unfinalized.checkpoint))
-        for each in self._protocols:
-            yield from each.fence(latest, finalized)
+            for protocol in self._protocols:
+                yield from protocol.hasten(unfinalized, history.repairs_of(unfinalized.checkpoint))
+        for protocol in self._protocols:
+            yield from protocol.fence(history.latest, history.latest_finalized)
 
     def _claimed(self) -> Procedure[Dropped]:
         return self.retention.recover(self.log.history, self.incarnation.incarnation)
@@ -274,8 +273,8 @@ class Leader:
 
     def _clean(self) -> Procedure[None]:
         """All decisions are committed: fence older attempts, and drop what they left."""
-        for each in self._protocols:
-            yield from each.clean()
+        for protocol in self._protocols:
+            yield from protocol.clean()
         self._watched_ms = self._clock.monotonic_ms()
 
     def _require(self, outcome: Outcome) -> None:
@@ -300,8 +299,8 @@ class Leader:
         """
         yield from self._confirm_leading()
         self.attempt = attempt
-        for each in self._protocols:
-            each.begin_attempt(attempt)
+        for protocol in self._protocols:
+            protocol.begin_attempt(attempt)
         unfinished = self.log.history.unfinalized
         if unfinished is not None:
             yield from self.finish(unfinished, lambda manifest: self.retention.expire(manifest, ()))
@@ -337,9 +336,9 @@ class Leader:
         yet are checked there.
         """
         outputs: Outputs = yield KnownOutputs()
-        arrived = self._absorb()
-        for each in self._protocols:
-            yield from each.acknowledged(arrived, outputs)
+        precommits = self._absorb()
+        for protocol in self._protocols:
+            yield from protocol.acknowledged(precommits, outputs)
 
     def decide(self, plan: PendingCheckpoint, pinned: Iterable[int]) -> Procedure[Verdict]:
         """Run the decision procedure for *plan*; *pinned* are the bases of checkpoints in flight.
@@ -398,15 +397,15 @@ class Leader:
             return Refuse(f"block {dead[0].key} of checkpoint {plan.checkpoint} is gone from {self.log.topic.name}")
         return None
 
-    def _absorb(self) -> list[Ack]:
-        """Take in the acknowledgements since the last time, and return them."""
-        absorbed, sizes = list[Ack](), self._written_bytes
+    def _absorb(self) -> list[Precommit]:
+        """Take in the acknowledgements since the last time, and return their precommits."""
+        precommits, sizes = list[Precommit](), self._written_bytes
         while self._arrived:
             ack = self._arrived.popleft()
             self.retention.written(ack.checkpoint, ack.written)
             sizes[ack.checkpoint] = sizes.get(ack.checkpoint, 0) + sum(ref.size for ref in ack.written)
-            absorbed.append(ack)
-        return absorbed
+            precommits += ack.precommits
+        return precommits
 
     def _manifest(self, plan: PendingCheckpoint, outputs: Outputs, kind: str = "") -> Manifest:
         config, now_ms, sizes = self.config, self._clock.now_ms(), self._written_bytes
@@ -438,8 +437,8 @@ class Leader:
             channel_logs=tuple(log for _, ack in sorted(plan.acks.items()) if (log := ack.channel_log) is not None),
             skips=skips_between(self.log.history.manifests.get(plan.previous), offsets, config.skips),
         )
-        for each in self._protocols:
-            manifest = each.entered(manifest, plan, self.log.history.latest)
+        for protocol in self._protocols:
+            manifest = protocol.entered(manifest, plan, self.log.history.latest)
         return config.filled(manifest)
 
     def _expire(self, plan: PendingCheckpoint, manifest: Manifest, pinned: Iterable[int]) -> Procedure[Dropped]:
@@ -467,8 +466,8 @@ class Leader:
         """Every `UPKEEP_INTERVAL_S`: write a heartbeat; every `WATCH_INTERVAL_MS`: fence zombies that came back."""
         yield from self.beat()
         if self._clock.monotonic_ms() - self._watched_ms >= WATCH_INTERVAL_MS:
-            for each in self._protocols:
-                yield from each.watch()
+            for protocol in self._protocols:
+                yield from protocol.watch()
             self._watched_ms = self._clock.monotonic_ms()
 
     def conclude(self, cancelled: str = "") -> Procedure[None]:
@@ -476,8 +475,8 @@ class Leader:
 
         Only then may its checkpoints be condemned; a savepoint keeps all of them.
         """
-        for each in self._protocols:
-            yield from each.conclude(self.manifest.checkpoint)
+        for protocol in self._protocols:
+            yield from protocol.conclude(self.manifest.checkpoint)
         condemned = bool(cancelled) and self.config.deletes and not self.log.history.savepoints
         with suppress(Fenced):  # then a newer one's heartbeats say as much
             outcome = yield from self.log.heartbeat(ended=True, cancelled=cancelled, condemned=condemned)

@@ -198,10 +198,9 @@ class KnownBlocks(Retention):
 
 def first_places(history: History) -> Offsets:
     """Offsets after which all orphans of older incarnations lie; *history* has a manifest."""
-    newest = history.latest
-    assert newest is not None
-    known = newest if newest.checkpoint in history.finalized else history.manifests.get(newest.previous)
-    return known.block_end_offsets if known is not None else (0,) * newest.block_partitions
+    assert history.latest is not None
+    known = history.latest_finalized
+    return known.block_end_offsets if known is not None else (0,) * history.latest.block_partitions
 
 
 def _stored(storage: str, refs: Iterable[BlockRef]) -> list[StoredBlock]:

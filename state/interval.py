@@ -1,10 +1,10 @@
 """The changes between two barriers, and their way into blocks.
 
 From its barrier on, no record changes an interval. `advance` works through it in slices of `SLICE_ENTRIES` entries at
-most: it distributes the changes by key group, then encodes group by group, images first. Those also need the states
-that did not change, and read them from the table; so while an interval is `open`, the next one keeps in `before` what
-the state of a key was at the barrier, before a record first changes it. Intervals are encoded in order, each once; a
-later checkpoint that needs the same changes sends the same blocks again.
+most: it distributes the changes by key group, then encodes group by group, images first. Images also need unchanged
+states, and read them from the table. So while an interval is `open`, the next one keeps in `before` the states at the
+barrier of keys that records change. Intervals are encoded in order, each once; a later checkpoint that needs the same
+changes sends the same blocks again.
 
 A state of the wrong type, or one that its type does not hold whole, would only be noticed by a restore. So states are
 decoded again and compared: all of the first interval, later some of each (`SectionWriter`).
@@ -31,10 +31,10 @@ S = TypeVar("S")
 
 SLICE_ENTRIES = 2048
 PART_ENTRIES = 170_000
-"""A dict copies all that it holds when it grows, which records wait for: past 2^18 * 2/3 entries it is not let grow."""
+"""A dict copies its contents when it grows, while records wait: past 2^18 * 2/3 entries it is not let grow."""
 CHECKED_ENTRIES = 2048
-"""After its first checkpoint, a table decodes no more states of a checkpoint again than these, and what is encoded with
-the last of them: checking takes seven times as long as encoding, or more."""
+"""After its first checkpoint, a table decodes some so many states of each again: checking takes seven times as long as
+encoding, or more."""
 _SECTION_TARGET = 128 * 1024
 _ENTRIES_AT_FIRST = 64
 _DONE = object()
@@ -84,13 +84,13 @@ class Interval(Generic[S]):
         return self._writer.blocks
 
     def changes(self) -> dict[bytes, S | None]:
-        """Where to add the changes of a batch."""
+        """The dict for the changes of a batch."""
         if len(self._parts[-1]) > PART_ENTRIES:
             self._parts.append({})
         return self._parts[-1]
 
     def _has_changed(self, key: bytes) -> bool:
-        """Whether a record has changed the state of *key*, as long as the changes are not distributed."""
+        """Whether a record has changed the state of *key*; until the changes are distributed."""
         return any(key in part for part in self._parts)
 
     def freeze(self, checkpoint: int, *, whole: bool = False) -> Interval[S]:
@@ -102,7 +102,6 @@ class Interval(Generic[S]):
         return self._next
 
     def advance(self) -> None:
-        """Encode one slice more."""
         if next(self._slices, _DONE) is _DONE:
             require(self.encoded, "an interval whose encoding failed is not encoded further")
 
@@ -138,7 +137,7 @@ class Interval(Generic[S]):
             _exhaust(map(_append, map(states.__getitem__, groups), some_states))
             yield
         while self._parts:
-            self._parts.pop()  # not all at once: that takes its time, too
+            self._parts.pop()  # not all at once: that takes time, too
             yield
         return keys, states, deleted
 
@@ -154,7 +153,7 @@ class Interval(Generic[S]):
                 yield some, some_states
 
     def _delete(self, keys: Iterable[tuple[bytes, int]], deleted: ByGroup[bytes]) -> None:
-        """Take keys out of the table, if no later interval has changed them; note those that older blocks may hold."""
+        """Remove keys from the table, unless a later interval has changed them; note those that older blocks may have."""
         table = self._table
         for key, group in keys:
             if key in table.keys[group]:
@@ -165,7 +164,7 @@ class Interval(Generic[S]):
                 self._dropped.add(key)
 
     def _take_in(self) -> Iterator[None]:
-        """Keys that were added and not deleted again are the table's from now on."""
+        """Add new keys that are not deleted again to those of the table."""
         for group, added in self.added.items():
             for start in range(0, len(added), SLICE_ENTRIES):
                 some = [key for key in added[start : start + SLICE_ENTRIES] if key not in self._dropped]
@@ -194,13 +193,13 @@ class Interval(Generic[S]):
                 return
 
     def _at_barrier(self, keys: list[bytes]) -> tuple[list[bytes], list[S]]:
-        """Those of *keys* that had a state at the barrier, and these states: the newest, if no later interval knows."""
-        found: list[S | None] = list(map(self._table.states.get, keys))
+        """Those of *keys* with a state at the barrier, and these: the newest states, unless a later interval has one."""
+        newest: list[S | None] = list(map(self._table.states.get, keys))
         for later in reversed([*self._later()]):
-            found = list(map(later.before.get, keys, found))
-        states = [state for state in found if state is not None]
+            newest = list(map(later.before.get, keys, newest))
+        states = [state for state in newest if state is not None]
         if len(states) < len(keys):
-            keys = [key for key, state in zip(keys, found, strict=True) if state is not None]
+            keys = [key for key, state in zip(keys, newest, strict=True) if state is not None]
         return keys, states
 
     def _increment(self, group: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> Iterator[None]:
@@ -224,7 +223,7 @@ class Interval(Generic[S]):
                 return
 
     def _forget(self) -> Iterator[None]:
-        """Let go, in slices too, of what the next interval kept for this one."""
+        """Drop, in slices too, the states that the next interval kept for this one."""
         before = next(self._later()).before
         while before:
             for _ in range(min(SLICE_ENTRIES, len(before))):

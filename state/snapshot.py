@@ -33,7 +33,7 @@ class Encoding(Protocol):
 
     @property
     def blocks(self) -> BlockSequence:
-        """Those that are finished."""
+        """The finished ones."""
 
     def advance(self) -> None:
         """Encode one slice more."""

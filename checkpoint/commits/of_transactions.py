@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from exactlyonce.checkpoint.commits.protocol import (
-    Acknowledgement,
     Check,
     CommitProtocol,
     Fates,
@@ -142,8 +141,7 @@ class TransactionCommits(CommitProtocol):
 
     # --- decisions
 
-    def acknowledged(self, flushed: Iterable[Acknowledgement], outputs: Outputs) -> Procedure[None]:
-        precommits = [precommit for ack in flushed for precommit in ack.precommits]
+    def acknowledged(self, precommits: Iterable[Precommit], outputs: Outputs) -> Procedure[None]:
         with suppress(BrokerUnavailable, TopicError):
             self.counted.update((yield from self.count(precommits, outputs)))
 
@@ -313,7 +311,6 @@ class TransactionCommits(CommitProtocol):
 
 
 def _written_to(plan: Planned) -> list[Precommit]:
-    """The precommits with any records."""
     return [precommit for precommit in plan.precommits if precommit.records]
 
 

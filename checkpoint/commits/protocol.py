@@ -62,13 +62,6 @@ class Planned(Protocol):
     def staged(self) -> Sequence[StagedAck]: ...
 
 
-class Acknowledgement(Protocol):
-    """The output of one subtask's sinks for a checkpoint."""
-
-    @property
-    def precommits(self) -> Sequence[Precommit]: ...
-
-
 @dataclass(frozen=True)
 class Fates:
     """The fates of a manifest's committables after their commit."""
@@ -123,8 +116,8 @@ class CommitProtocol(ABC):
 
     # --- decisions
 
-    def acknowledged(self, flushed: Iterable[Acknowledgement], outputs: Outputs) -> Procedure[None]:
-        """Look at flushed output as it comes. What cannot be known yet is left to `prepare`.
+    def acknowledged(self, precommits: Iterable[Precommit], outputs: Outputs) -> Procedure[None]:
+        """Look at *precommits* as they come. What cannot be known yet is left to `prepare`.
 
         *outputs* are the topics that sinks write to, by the last look.
         """

@@ -60,6 +60,12 @@ class History:
         return latest if latest and latest.checkpoint not in self.finalized else None
 
     @property
+    def latest_finalized(self) -> Manifest | None:
+        """The newest manifest with all of its committables committed."""
+        unfinalized = self.unfinalized
+        return self.latest if unfinalized is None else self.manifests.get(unfinalized.previous)
+
+    @property
     def retained(self) -> list[Manifest]:
         """All manifests, oldest first."""
         return [self.manifests[checkpoint] for checkpoint in sorted(self.manifests)]

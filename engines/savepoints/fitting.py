@@ -69,7 +69,7 @@ def fitting(
             state_type = types[new]
             state_type.require_readable(operator.schema, operator.version)
             for version in sorted({file.version for file in operator.files}):
-                state_type.require_led(version, operator.version)
+                state_type.require_migrations(version, operator.version)
     return found
 
 

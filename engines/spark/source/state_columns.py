@@ -73,7 +73,7 @@ class Columns:
         for version, same in groupby(entries, key=lambda entry: entry.version):
             states = [entry.state for entry in same]
             if self._today is not None:
-                self._today.require_led(version, self._version)
+                self._today.require_migrations(version, self._version)
                 states = self._today.split(joined(states), self._written, version)
             elif version != self._version:
                 raise RecordError(
