@@ -153,7 +153,7 @@ class Interval(Generic[S]):
                 yield some, some_states
 
     def _delete(self, keys: Iterable[tuple[bytes, int]], deleted: ByGroup[bytes]) -> None:
-        """Remove keys from the table, unless a later interval has changed them; note those that older blocks may have."""
+        """Remove keys from the table, unless a later interval has changed them; note those in older blocks."""
         table = self._table
         for key, group in keys:
             if key in table.keys[group]:
@@ -193,7 +193,7 @@ class Interval(Generic[S]):
                 return
 
     def _at_barrier(self, keys: list[bytes]) -> tuple[list[bytes], list[S]]:
-        """Those of *keys* with a state at the barrier, and these: the newest states, unless a later interval has one."""
+        """Those of *keys* with a state at the barrier, and these: the newest, unless a later interval has one."""
         newest: list[S | None] = list(map(self._table.states.get, keys))
         for later in reversed([*self._later()]):
             newest = list(map(later.before.get, keys, newest))

@@ -320,8 +320,7 @@ class StateType(Generic[S]):
     def require_readable(self, written: Any, version: int | None = None) -> None:
         """Raise `StateIncompatible` if states of schema *written* cannot be read, or a field would be dropped silently.
 
-        States of an older *version* may lose fields by their migration. `decode` checks that other `dropped` fields have
-        their defaults.
+        States of an older *version* may lose fields by migration. `decode` checks the defaults of other `dropped` ones.
         """
         version = self.version if version is None else version
         self._require_known(version)

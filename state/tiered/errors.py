@@ -1,4 +1,4 @@
-"""The errors of local files. Neither loses anything: the blocks of checkpoints are the truth."""
+"""The errors of local files. Nothing is lost with either: the blocks of checkpoints are the truth."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from exactlyonce.state.errors import SnapshotDeclined
 
 
 class DiskFull(SnapshotDeclined):
-    """There is no room for local files; what needs it waits."""
+    """There is no room for local files; the work that needs it waits."""
 
 
 class LocalFilesFailed(ExactlyOnceError):
-    """RocksDB could not read or write its files. They are not used again; the job restarts, and reads blocks."""
+    """RocksDB could not read or write its files. The job restarts, and reads blocks instead of them."""

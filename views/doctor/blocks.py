@@ -14,7 +14,7 @@ from exactlyonce.engines.blocks import Storages, damaged_among
 from exactlyonce.pipeline.sizes import counted, shown_bytes
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
 from exactlyonce.views.doctor.subject import Subject
-from exactlyonce.views.unclaimed_blocks import BlockSurvey, standing, survey
+from exactlyonce.views.unclaimed_blocks import BlockSurvey, needed_blocks, survey
 
 
 def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
@@ -64,7 +64,7 @@ def _damage(
         if checkpoint in now.manifests:
             _tell(subject, now, [checkpoint], why, findings)
     if blocks:
-        needed = standing(storages, now)
+        needed = needed_blocks(storages, now)
         for ref, why in blocks.items():
             needing = [number for number, refs in needed.items() if not isinstance(refs, str) and ref in refs]
             if needing:
