@@ -6,12 +6,16 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from exactlyonce.checkpoint.block_storage import DamagedBlock, UnreadableBlock
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.blocks import Storages
+from exactlyonce.engines.blocks import Storages, block_storage, damaged_among, references
+from exactlyonce.engines.savepoints.exported import DamagedSavepoint, ExportedSavepoint
+from exactlyonce.engines.savepoints.retained import require_savepoint
+from exactlyonce.state.errors import DamagedState
 from exactlyonce.views.unclaimed_blocks import needed_blocks
 
 
@@ -74,7 +78,45 @@ def checkpoints(config: ClientConfig, pipeline: str) -> CheckpointsView:
     """The checkpoints of *pipeline*. Damage is known as far as indexes show: no state is read."""
     history = read_history(config.confluent(), pipeline)
     with closing(Storages(config, find_topic(config.confluent(), pipeline))) as storages:
-        references = needed_blocks(storages, history)
-    damaged = {checkpoint: why for checkpoint, why in references.items() if isinstance(why, str)}
+        needed = needed_blocks(storages, history)
+    damaged = {checkpoint: why for checkpoint, why in needed.items() if isinstance(why, str)}
     left = read_history(config.confluent(), pipeline).manifests if damaged else {}  # expired ones are not damaged
     return CheckpointsView(history, {checkpoint: why for checkpoint, why in damaged.items() if checkpoint in left})
+
+
+@dataclass(frozen=True)
+class VerifiedSavepoint:
+    """A savepoint that was read whole and compared with its SHA-256."""
+
+    pipeline: str
+    """Name of the pipeline; empty: unreadable in an exported one."""
+    checkpoint: int
+    damage: tuple[str, ...]
+    """One sentence for each damage; none: it is whole."""
+    parts: int
+    """Its blocks, or the files of an exported one."""
+    finalized: bool = True
+    """Whether all of its output is committed."""
+
+
+def verified(config: ClientConfig, pipeline: str, checkpoint: int) -> VerifiedSavepoint:
+    """Read every block of a savepoint in the topic of *pipeline*; ConfigError if there is none of that number."""
+    history = read_history(config.confluent(), pipeline)
+    manifest = require_savepoint(history, checkpoint)
+    topic, parts = find_topic(config.confluent(), pipeline), 0
+    with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
+        try:
+            wanted = references(manifest, blocks)
+            parts, damage = len(wanted), tuple(damaged_among(wanted, blocks).values())
+        except (DamagedBlock, UnreadableBlock, DamagedState) as error:
+            damage = (str(error),)
+    return VerifiedSavepoint(pipeline, checkpoint, damage, parts, checkpoint in history.finalized)
+
+
+def verified_export(url: str) -> VerifiedSavepoint:
+    """Read every file of the savepoint that was exported to *url*."""
+    try:
+        export = ExportedSavepoint.at(url)
+        return VerifiedSavepoint(export.saved.pipeline, export.saved.checkpoint, tuple(export.damage()), export.files)
+    except DamagedSavepoint as error:
+        return VerifiedSavepoint("", 0, (str(error),), 0)

@@ -105,7 +105,7 @@ def as_text(found: Sequence[Manifest], finalized: Container[int], width: int) ->
 
 def verify(args: argparse.Namespace) -> int:
     """Read all of it."""
-    from exactlyonce.views.savepoints import verified, verified_export
+    from exactlyonce.views.checkpoints import verified, verified_export
 
     if args.savepoint.isdecimal():
         found, noun = verified(client(args), pipeline_name(args), int(args.savepoint)), "block"

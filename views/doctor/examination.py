@@ -1,4 +1,4 @@
-"""The examination of a pipeline: all checks, one after the other. It fences nobody, and changes nothing."""
+"""The examination of a pipeline: all checks in turn. It fences nobody, and changes nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TIMEOUT_MS = 10_000
 
 
 def traces_of(config: ClientConfig, name: str, graph: LogicalGraph | None) -> Traces:
-    """The traces of the pipeline; there may be none yet where its module was named."""
+    """The traces of the pipeline; there may be none yet if its module was named."""
     try:
         return found_traces.find(config, name)
     except TopicError:
@@ -41,7 +41,7 @@ def traces_of(config: ClientConfig, name: str, graph: LogicalGraph | None) -> Tr
         return Traces(name, None, None, "", ())
     except ConfigError as error:  # the topic is there, and we may not read it
         return Traces(name, checkpoint_topic(name), None, str(error), ())
-    except (BrokerUnavailable, BrokerRefused) as error:  # to one question; who answers to none is nothing to examine
+    except (BrokerUnavailable, BrokerRefused) as error:  # one request failed; if all do, there is nothing to examine
         return Traces(name, find_topic(config.confluent(), name).name, None, str(error), ())
 
 
@@ -55,7 +55,6 @@ def examine(
     older_than_ms: int,
     deep: bool,
 ) -> tuple[Subject, Findings]:
-    """Run every check."""
     findings = Findings()
     with ExitStack() as stack:
         transactions = stack.enter_context(closing(Transactions(config, timeout_ms=TIMEOUT_MS)))
@@ -81,7 +80,7 @@ def examine(
 
 
 def topic_facts(questions: Questions, topics: Iterable[str], findings: Findings) -> dict[str, TopicFacts | None]:
-    """The facts of each topic; None: there is no such topic. A topic about which no answer came is left out."""
+    """The facts of each topic; None: there is no such topic. A topic without an answer is left out."""
     facts: dict[str, TopicFacts | None] = {}
     for topic in topics:
         with findings.checking(f"topic {topic}"):

@@ -1,6 +1,6 @@
-"""The questions of a doctor to brokers: what topics are, what we may do, whose a producer is. None changes anything.
+"""The doctor's requests to brokers: facts of topics, and permitted operations. None changes anything.
 
-Invariant: what a broker does not say is None, and is not taken for "nothing" or "all".
+Invariant: a fact that a broker does not tell is None, and not taken for "nothing" or "all".
 """
 
 from __future__ import annotations
@@ -31,34 +31,33 @@ class TopicFacts:
     name: str
     topic_id: str
     replicas: tuple[int, ...]
-    """How many there are to be, by partition."""
+    """The number of replicas by partition."""
     in_sync: tuple[int, ...]
-    """How many of them are in sync, by partition."""
+    """The number of replicas in sync by partition."""
     operations: frozenset[str] | None
-    """Operations that we may do; None: the broker does not say."""
+    """Permitted operations; None: the broker does not say."""
 
     @property
     def visible(self) -> bool:
-        """Whether we may see more of it than that we may not."""
+        """Whether we may describe it."""
         return bool(self.replicas)
 
 
 class Questions:
-    """Each question raises `BrokerUnavailable` where it has no answer after ten seconds. One thread at a time."""
+    """Each request raises `BrokerUnavailable` if it has no answer after ten seconds. One thread at a time."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._wire = Wire(config, timeout_ms=TIMEOUT_MS)
 
     def topic(self, name: str) -> TopicFacts | None:
-        """None: there is none. Of one that we may not see, nothing but that is known."""
+        """The facts of a topic; None: there is none."""
         return self._wire.retrying(lambda: self._topic(name), f"Asking for topic {name}")
 
     def group_operations(self, group: str) -> frozenset[str] | None:
-        """Operations that we may do with a consumer group; None: there is none yet, or the broker does not say."""
+        """Permitted operations on a consumer group; None: there is none yet, or the broker does not say."""
         return self._wire.retrying(lambda: self._group(group), f"Asking for group {group}")
 
     def close(self) -> None:
-        """Let go of the connections."""
         self._wire.close()
 
     def _topic(self, name: str) -> TopicFacts | None:
@@ -77,13 +76,13 @@ class Questions:
         message = DescribeGroupsRequest(
             groups=[group],
             include_authorized_operations=True,
-            max_version=5,  # later ones say nothing of a group that there is not
+            max_version=5,  # later ones do not report a missing group
         )
-        found = self._wire.ask(message, coordinator.node_id).groups[0]
-        if found.error_code == GROUP_REFUSED:
+        description = self._wire.ask(message, coordinator.node_id).groups[0]
+        if description.error_code == GROUP_REFUSED:
             return frozenset()
-        refuse(found.error_code, f"Asking for group {group}")
-        return _named(found.authorized_operations)
+        refuse(description.error_code, f"Asking for group {group}")
+        return _named(description.authorized_operations)
 
 
 def _facts(topic: Any) -> TopicFacts | None:
@@ -92,17 +91,17 @@ def _facts(topic: Any) -> TopicFacts | None:
     if topic.error_code == TOPIC_REFUSED:
         return TopicFacts(name=topic.name, topic_id="", replicas=(), in_sync=(), operations=frozenset())
     refuse(topic.error_code, f"Asking for topic {topic.name}")
-    partitions = sorted(topic.partitions, key=lambda each: each.partition_index)
+    partitions = sorted(topic.partitions, key=lambda partition: partition.partition_index)
     if not partitions:
         raise Again(f"topic {topic.name} has no partitions yet")
     return TopicFacts(
         name=topic.name,
         topic_id=str(topic.topic_id),
-        replicas=tuple(len(each.replica_nodes) for each in partitions),
-        in_sync=tuple(len(each.isr_nodes) for each in partitions),
+        replicas=tuple(len(partition.replica_nodes) for partition in partitions),
+        in_sync=tuple(len(partition.isr_nodes) for partition in partitions),
         operations=_named(topic.authorized_operations),
     )
 
 
 def _named(operations: set[int] | None) -> frozenset[str] | None:
-    return None if operations is None else frozenset(OPERATIONS.get(each, str(each)) for each in operations)
+    return None if operations is None else frozenset(OPERATIONS.get(number, str(number)) for number in operations)

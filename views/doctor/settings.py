@@ -1,4 +1,4 @@
-"""Settings of brokers and topics that are at odds with what the pipeline needs of them."""
+"""Settings of brokers and topics that do not fit the pipeline."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ MESSAGE_BYTES_MAX = 1_000_000
 
 @dataclass
 class SettingsCheck:
-    """The check of *subject*; *facts* are those of its topics."""
-
     subject: Subject
     topics: Topics
     transactions: Transactions
@@ -30,12 +28,11 @@ class SettingsCheck:
     findings: Findings
 
     def run(self) -> None:
-        """Look at the brokers, then at every topic."""
         with self.findings.checking("transaction.max.timeout.ms and transaction.version of the brokers"):
             self._transactions()
         for topic in self.subject.topics:
             facts = self.facts.get(topic)
-            if facts is not None and facts.visible:  # what is missing is told of elsewhere
+            if facts is not None and facts.visible:  # another check reports missing topics
                 self._replicas(facts)
                 with self.findings.checking(f"settings of {topic}"):
                     self._settings(facts, self.topics.settings(topic))
@@ -88,7 +85,7 @@ class SettingsCheck:
             self._fix(facts, "does not keep the times of its sink", [AtOdds(TIMESTAMP_TYPE, "CreateTime", shown)])
 
     def _output(self, facts: TopicFacts, found: Mapping[str, str | None]) -> list[AtOdds]:
-        """Settings that refuse records, or that let a lost broker be a loss."""
+        """Settings that refuse records, or that lose them with a broker."""
         wrong = []
         replicas, in_sync = min(facts.replicas), int(found.get("min.insync.replicas") or 1)
         needed = min_insync_needed(replicas)
@@ -100,7 +97,7 @@ class SettingsCheck:
                 "settings", f"{facts.name} takes no records: fewer replicas are in sync than min.insync.replicas, "
                 f"{in_sync}", whose="the cluster's", do="see which brokers are away, and their logs",
             )  # fmt: skip
-        largest = int(subject_setting(self.subject, "message.max.bytes") or MESSAGE_BYTES_MAX)
+        largest = int(self.subject.config.settings.get("message.max.bytes") or MESSAGE_BYTES_MAX)
         if int(found.get("max.message.bytes") or largest) < largest:
             shown = f"max.message.bytes is {found['max.message.bytes']}, and the sink sends up to {largest} in a record"
             wrong.append(AtOdds("max.message.bytes", str(largest + 48_588), shown))
@@ -109,7 +106,7 @@ class SettingsCheck:
     def _fix(self, facts: TopicFacts, why: str, wrong: list[AtOdds]) -> None:
         if wrong:
             self.findings.add(
-                "settings", f"Topic {facts.name} {why}: {'; '.join(each.what for each in wrong)}",
+                "settings", f"Topic {facts.name} {why}: {'; '.join(setting.what for setting in wrong)}",
                 whose=f"the topic's ({self._role(facts.name)})", do="set it",
                 run=[fixing(self.subject.config.confluent(), facts.name, wrong)],
             )  # fmt: skip
@@ -118,9 +115,3 @@ class SettingsCheck:
         if topic == self.subject.checkpoint_topic:
             return "checkpoints"
         return "output" if topic in self.subject.outputs else "input"
-
-
-def subject_setting(subject: Subject, name: str) -> str | None:
-    """A setting of librdkafka as it was given."""
-    value = subject.config.settings.get(name)
-    return None if value is None else str(value)
