@@ -25,6 +25,10 @@ Y = TypeVar("Y")
 RETRY_PAUSE_FIRST_MS, RETRY_PAUSE_LONGEST_MS = 5, 1_000
 
 
+class Request(msgspec.Struct, frozen=True):
+    """The base of all requests."""
+
+
 class Ending(msgspec.Struct, frozen=True):
     """One transaction to be ended."""
 
@@ -33,32 +37,32 @@ class Ending(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class DescribeTransactions(msgspec.Struct, frozen=True):
+class DescribeTransactions(Request, frozen=True):
     """-> dict[str, TransactionState | None]; None: the broker does not know the id."""
 
     transactional_ids: tuple[str, ...]
 
 
-class DescribeProducers(msgspec.Struct, frozen=True):
+class DescribeProducers(Request, frozen=True):
     """-> list[ProducerState] of the (topic, partition)s."""
 
     partitions: tuple[tuple[str, int], ...]
 
 
-class ListTransactions(msgspec.Struct, frozen=True):
+class ListTransactions(Request, frozen=True):
     """-> list[ListedTransaction] whose id begins with *prefix*, from every broker, or an error."""
 
     prefix: str
 
 
-class EndTransactions(msgspec.Struct, frozen=True):
+class EndTransactions(Request, frozen=True):
     """-> list[EndAnswer], one for each ending."""
 
     endings: tuple[Ending, ...]
     commit: bool
 
 
-class RewriteMarkers(msgspec.Struct, frozen=True):
+class RewriteMarkers(Request, frozen=True):
     """-> None. Ends a complete transaction that *partitions* show as open, by one without records; tried once.
 
     Nothing is done if the id is past *epoch*: *commit* may be wrong for a later transaction.
@@ -71,7 +75,7 @@ class RewriteMarkers(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class Append(msgspec.Struct, frozen=True):
+class Append(Request, frozen=True):
     """-> Outcome of one transaction of the decision log, with all of *records* and tombstones or none of them.
 
     `DecisionLog.recording` answers it.
@@ -82,19 +86,19 @@ class Append(msgspec.Struct, frozen=True):
     blocks_dropped: tuple[StoredBlock, ...] = ()
 
 
-class Appended(msgspec.Struct, frozen=True):
+class Appended(Request, frozen=True):
     """-> None. *records* are durable now: for observers."""
 
     records: tuple[Manifest | Finalized | Repair, ...]
 
 
-class RemoveBlocks(msgspec.Struct, frozen=True):
+class RemoveBlocks(Request, frozen=True):
     """-> None. A durable transaction drops *blocks*, outside of the topic; any that stay are orphans."""
 
     blocks: tuple[StoredBlock, ...]
 
 
-class ScanBlocks(msgspec.Struct, frozen=True):
+class ScanBlocks(Request, frozen=True):
     """-> Scanned: the blocks in the topic from *start_offsets* on that are not tombstoned, or all blocks of another
     *storage*; or str: why a former storage cannot be read."""
 
@@ -102,7 +106,7 @@ class ScanBlocks(msgspec.Struct, frozen=True):
     storage: str = TOPIC
 
 
-class FindReferences(msgspec.Struct, frozen=True):
+class FindReferences(Request, frozen=True):
     """-> frozenset[BlockRef]: every block that *manifest* needs; or str: why they are unknown (missing, damaged, away).
 
     If *needed*, a storage that is away is waited for.
@@ -112,20 +116,20 @@ class FindReferences(msgspec.Struct, frozen=True):
     needed: bool = False
 
 
-class Look(msgspec.Struct, frozen=True):
+class Look(Request, frozen=True):
     """-> Fate of the committable's records, once the last stable offset has passed the first one."""
 
     committable: Committable
 
 
-class CopyTransaction(msgspec.Struct, frozen=True):
+class CopyTransaction(Request, frozen=True):
     """-> Committable of a new transaction with the same records as *committable*, verbatim; or str: why not."""
 
     committable: Committable
     transactional_id: str
 
 
-class ReplayTransaction(msgspec.Struct, frozen=True):
+class ReplayTransaction(Request, frozen=True):
     """-> Committable of a new transaction with the output of *committable*, from a replay of the interval of
     *manifest*; or str: why not. *committable* may be only some partitions of one in *manifest*."""
 
@@ -137,7 +141,7 @@ class ReplayTransaction(msgspec.Struct, frozen=True):
 # --- requests to stores with a ledger; `StoreUnavailable` proves nothing, and the request is repeated
 
 
-class FenceStore(NamedTuple):
+class FenceStore(Request, frozen=True):
     """-> dict[int, int]: by subtask, the checkpoint in the ledger of *sink*. From now on no older incarnation commits
     there. Here and in `CommitStaged`, `ForeignLedger` if it was begun for another checkpoint topic than *origin*."""
 
@@ -146,7 +150,7 @@ class FenceStore(NamedTuple):
     origin: str
 
 
-class CleanStore(NamedTuple):
+class CleanStore(Request, frozen=True):
     """-> None. Removes uncommitted output that attempts before (*incarnation*, *attempt*) have staged."""
 
     sink: str
@@ -154,7 +158,7 @@ class CleanStore(NamedTuple):
     attempt: int
 
 
-class CommitStaged(NamedTuple):
+class CommitStaged(Request, frozen=True):
     """-> bool: whether any of it was committed now, with its ledger. `LedgerBehind` if that lacks earlier commits."""
 
     committables: tuple[StoreCommittable, ...]
@@ -166,42 +170,42 @@ class CommitStaged(NamedTuple):
 # --- requests about the topics that a pipeline reads and writes
 
 
-class StartOffsets(msgspec.Struct, frozen=True):
+class StartOffsets(Request, frozen=True):
     """-> tuple[SourceOffset, ...]: the start of a pipeline without a checkpoint."""
 
 
-class RestoreSavepoint(msgspec.Struct, frozen=True):
+class RestoreSavepoint(Request, frozen=True):
     """-> Restored: the run's savepoint, its states written as blocks of *checkpoint*."""
 
     checkpoint: int
     incarnation: int
 
 
-class CheckContinuity(msgspec.Struct, frozen=True):
+class CheckContinuity(Request, frozen=True):
     """-> None. Raises unless the pipeline can continue from *manifest*: its operators fit, and its input is there."""
 
     manifest: Manifest
 
 
-class LookAtInputs(msgspec.Struct, frozen=True):
+class LookAtInputs(Request, frozen=True):
     """-> None. Raises Halt if an input topic was replaced; notes added partitions. *newest* is the newest manifest."""
 
     newest: Manifest
 
 
-class GoOnFrom(msgspec.Struct, frozen=True):
+class GoOnFrom(Request, frozen=True):
     """-> None. *manifest* is the newest now, and reading continues at its end. Raises if that cannot be."""
 
     manifest: Manifest
 
 
-class CreateOutputs(msgspec.Struct, frozen=True):
+class CreateOutputs(Request, frozen=True):
     """-> None. Creates missing outputs; Halt if *newest* shows that they were written to."""
 
     newest: Manifest | None
 
 
-class LookAtTopics(msgspec.Struct, frozen=True):
+class LookAtTopics(Request, frozen=True):
     """-> None. `LookAtInputs`, and the same for outputs, whose partitions are counted: in one request."""
 
     newest: Manifest
@@ -211,11 +215,11 @@ Outputs = tuple[tuple[str, str, int], ...]
 """(sink id, topic, partitions) of every output."""
 
 
-class KnownOutputs(msgspec.Struct, frozen=True):
+class KnownOutputs(Request, frozen=True):
     """-> Outputs, by the last look."""
 
 
-class Reached(msgspec.Struct, frozen=True):
+class Reached(Request, frozen=True):
     """-> None. A named place of the protocol, at which tests kill processes."""
 
     place: str
@@ -242,7 +246,7 @@ class DecisionBatch(NamedTuple):
     writes: tuple[Write, ...]
 
 
-class InitTransactions(msgspec.Struct, frozen=True, kw_only=True):
+class InitTransactions(Request, frozen=True, kw_only=True):
     """-> Answered, with the producer of the first transaction. Fences older producers, aborts their transaction."""
 
     transactional_id: str
@@ -250,7 +254,7 @@ class InitTransactions(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int
 
 
-class ProduceBatches(msgspec.Struct, frozen=True, kw_only=True):
+class ProduceBatches(Request, frozen=True, kw_only=True):
     """-> dict[int, Answered] by partition; *batches* has one for each partition at most."""
 
     transactional_id: str
@@ -260,7 +264,7 @@ class ProduceBatches(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int
 
 
-class EndTransaction(msgspec.Struct, frozen=True, kw_only=True):
+class EndTransaction(Request, frozen=True, kw_only=True):
     """-> Answered, with the producer of the next transaction: the end of one raises the epoch."""
 
     transactional_id: str
@@ -269,7 +273,7 @@ class EndTransaction(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int
 
 
-class LookOnce(msgspec.Struct, frozen=True):
+class LookOnce(Request, frozen=True):
     """-> dict[int, Fate | None] by partition of the checkpoint topic: the fate of the records of *producer* there.
 
     None: readers do not get as far yet.
@@ -282,7 +286,7 @@ class LookOnce(msgspec.Struct, frozen=True):
     """How long the brokers may wait for readers to get there before they answer."""
 
 
-class LogEnds(msgspec.Struct, frozen=True):
+class LogEnds(Request, frozen=True):
     """-> Ends of the decision log."""
 
 
@@ -294,7 +298,7 @@ class Ends(NamedTuple):
     end: int
 
 
-class ReadLog(msgspec.Struct, frozen=True):
+class ReadLog(Request, frozen=True):
     """-> LogRead: the committed decisions below offset *end*."""
 
     end: int
@@ -324,11 +328,11 @@ class LogRead(NamedTuple):
     items: tuple[DecisionRecord | Unreadable, ...]
 
 
-class FirstOffsets(msgspec.Struct, frozen=True):
+class FirstOffsets(Request, frozen=True):
     """-> tuple[int, ...]: the first offset of every partition of the checkpoint topic; None: that topic is gone."""
 
 
-class Together(msgspec.Struct, frozen=True):
+class Together(Request, frozen=True):
     """-> tuple[Answer, ...] to *requests*, in their order. They are independent, and go out at once.
 
     It is answered when all are; an error is an answer. See `concurrently`.
@@ -344,42 +348,12 @@ class Answer(msgspec.Struct, frozen=True):
     error: Exception | None = None
 
 
-class Pause(msgspec.Struct, frozen=True):
+class Pause(Request, frozen=True):
     """-> None, after *duration_ms*."""
 
     duration_ms: int
 
 
-OfLog = InitTransactions | ProduceBatches | EndTransaction | LookOnce | LogEnds | ReadLog | FirstOffsets
-OfBlocks = RemoveBlocks | ScanBlocks | FindReferences
-Request = (
-    DescribeTransactions
-    | DescribeProducers
-    | ListTransactions
-    | EndTransactions
-    | RewriteMarkers
-    | Append
-    | Appended
-    | OfBlocks
-    | Look
-    | CopyTransaction
-    | ReplayTransaction
-    | FenceStore
-    | CleanStore
-    | CommitStaged
-    | StartOffsets
-    | RestoreSavepoint
-    | CheckContinuity
-    | LookAtInputs
-    | GoOnFrom
-    | CreateOutputs
-    | LookAtTopics
-    | KnownOutputs
-    | Reached
-    | OfLog
-    | Together
-    | Pause
-)
 Procedure = Generator[Request, Any, R]
 
 

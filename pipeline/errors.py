@@ -37,8 +37,8 @@
     ├── InvariantViolation      a defect of exactlyonce itself; never the user's fault
     │   └── TooLarge            checkpoint.records.encoding: a record of the checkpoint topic is over its limit
     ├── SnapshotDeclined        state.errors: a snapshot cannot be taken now; a later checkpoint can
-    │   └── DiskFull                state.tiered.errors: no room for local files; what needs it waits
-    ├── LocalFilesFailed        state.tiered.errors: RocksDB failed on its files; the job restarts, and reads blocks
+    │   └── DiskFull                state.tiered.store: no room for local files; what needs it waits
+    ├── LocalFilesFailed        state.tiered.store: RocksDB failed on its files; the job restarts, and reads blocks
     ├── OpenFailed              engines.runtime.assembler: a user's open() raised; the job restarts
     ├── AnotherLeads            checkpoint.succession: it is left alone for now; the run waits, and looks again
     ├── NotAnswered             engines.asking: a run has not done what it was asked for

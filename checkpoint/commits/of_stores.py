@@ -169,10 +169,9 @@ class StagedCommits(CommitProtocol):
                 previous = max(committable.previous for committable in batch)
                 raise Halt(_behind(self._ledger(sink), _subtasks(batch), behind.checkpoint, previous)) from None
             except (StoreError, DamagedRecord) as error:
-                if not accept_loss and isinstance(error, DamagedRecord):
-                    raise DamagedRecord(_damaged(manifest, batch, error)) from error
                 if not accept_loss:
-                    raise Halt(_refused(manifest, batch, error)) from error
+                    kind = DamagedRecord if isinstance(error, DamagedRecord) else Halt
+                    raise kind(_lost(manifest, batch, error)) from error
                 fate = LOSS_ACCEPTED
                 emptied = tuple(msgspec.structs.replace(one, records=0, blocks=(), body=b"") for one in batch)
                 yield from self._persistently(CommitStaged(emptied, self._incarnation, self._origin), sink)
@@ -299,22 +298,22 @@ def _foreign(ledger: str, origin: str, other: str) -> str:
     )
 
 
-def _refused(manifest: Manifest, batch: Batch, error: Exception) -> str:
+def _lost(manifest: Manifest, batch: Batch, error: Exception) -> str:
+    """The text of a halt where the store refuses *batch*, or it is damaged; see `--accept-loss`."""
+    checkpoint, records, sink = manifest.checkpoint, _records(batch), batch[0].sink
+    problem = f"the store of sink {sink!r} refuses its {records} records of {_subtasks(batch)}"
+    remedy = "change the store so that it takes them"
+    if isinstance(error, DamagedRecord):
+        problem = (
+            f"the {records} records that wait for the store of sink {sink!r}, of {_subtasks(batch)}, are damaged in "
+            f"the checkpoint topic"
+        )
+        remedy = "restore the topic from a replica or a backup"
     return (
-        f"Checkpoint {manifest.checkpoint} was decided, but the store of sink {batch[0].sink!r} refuses its "
-        f"{_records(batch)} records of {_subtasks(batch)}: {error}\n"
-        f"  Choices: (1) change the store so that it takes them, and run again; "
-        f"{_without(manifest, batch)}"
-    )
-
-
-def _damaged(manifest: Manifest, batch: Batch, error: Exception) -> str:
-    return (
-        f"Checkpoint {manifest.checkpoint} was decided, but the {_records(batch)} records that wait for the "
-        f"store of sink {batch[0].sink!r}, of {_subtasks(batch)}, are damaged in the checkpoint topic: "
-        f"{error}\n"
-        f"  Choices: (1) restore the topic from a replica or a backup, and run again; "
-        f"{_without(manifest, batch)}"
+        f"Checkpoint {checkpoint} was decided, but {problem}: {error}\n"
+        f"  Choices: (1) {remedy}, and run again; (2) go on without all {records} of them, the good ones among them "
+        f"too: `exactlyonce run ... --accept-loss {checkpoint}`, in Python accept_loss={checkpoint}.\n"
+        f"  Nothing else is affected: state and the other sinks are at checkpoint {checkpoint}."
     )
 
 
@@ -325,15 +324,6 @@ def _records(batch: Batch) -> int:
 def _subtasks(batch: Batch) -> str:
     numbers = sorted({committable.subtask for committable in batch})
     return f"subtask{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
-
-
-def _without(manifest: Manifest, batch: Batch) -> str:
-    return (
-        f"(2) go on without all {_records(batch)} of them, the good ones among them too: "
-        f"`exactlyonce run ... --accept-loss {manifest.checkpoint}`, in Python "
-        f"accept_loss={manifest.checkpoint}.\n"
-        f"  Nothing else is affected: state and the other sinks are at checkpoint {manifest.checkpoint}."
-    )
 
 
 _ANEW = (

@@ -36,9 +36,8 @@ import msgspec
 
 from exactlyonce.pipeline.errors import require
 from exactlyonce.state.merging import Merging
-from exactlyonce.state.tiered.errors import LocalFilesFailed
 from exactlyonce.state.tiered.memory import Memory
-from exactlyonce.state.tiered.store import LocalStore
+from exactlyonce.state.tiered.store import LocalFilesFailed, LocalStore
 
 VERSION = 2
 _SHARE = re.compile(r"(\d+)-(\d+)(?:\.\d+-of-(\d+))?", re.ASCII)

@@ -31,8 +31,9 @@ from rocksdict import (
     WriteOptions,
 )
 
+from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.pipeline.sizes import shown_bytes
-from exactlyonce.state.tiered.errors import DiskFull, LocalFilesFailed
+from exactlyonce.state.errors import SnapshotDeclined
 from exactlyonce.state.tiered.memory import Memory
 
 _CHANGES = 0xFFFF
@@ -58,6 +59,14 @@ AGAIN_ENTRIES = 64
 """Entries read at once to encode a block again."""
 Entry = tuple[bytes, bytes]
 """A key and its packed state; empty: deleted."""
+
+
+class DiskFull(SnapshotDeclined):
+    """There is no room for local files; the work that needs it waits."""
+
+
+class LocalFilesFailed(ExactlyOnceError):
+    """RocksDB could not read or write its files. The job restarts, and reads blocks instead of them."""
 
 
 class LocalStore:

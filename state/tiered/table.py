@@ -22,11 +22,11 @@ from exactlyonce.state.index import index_digest
 from exactlyonce.state.snapshot import Snapshot, SnapshotHistory
 from exactlyonce.state.state_type import StateType
 from exactlyonce.state.stored import StoredState
-from exactlyonce.state.tiered.errors import DiskFull
 from exactlyonce.state.tiered.files import VERSION, LocalFiles, Marker
 from exactlyonce.state.tiered.groups import TableGroups
 from exactlyonce.state.tiered.interval import SLICE_ENTRIES, TableResources, TieredInterval
 from exactlyonce.state.tiered.memory import LARGE_BYTES, Memory, TableMemory
+from exactlyonce.state.tiered.store import DiskFull
 
 S = TypeVar("S")
 R = TypeVar("R")

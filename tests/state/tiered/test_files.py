@@ -15,9 +15,9 @@ from exactlyonce.pipeline.errors import ExactlyOnceError
 from exactlyonce.state.hash_map import HashMapBackend
 from exactlyonce.state.index import decode_index
 from exactlyonce.state.tiered.backend import RocksDBBackend
-from exactlyonce.state.tiered.errors import LocalFilesFailed
 from exactlyonce.state.tiered.files import VERSION, LocalFiles, Marker
 from exactlyonce.state.tiered.memory import Memory
+from exactlyonce.state.tiered.store import LocalFilesFailed
 from exactlyonce.testing.refusals import refused
 from exactlyonce.testing.state_contract.memory import OPERATOR, StateBlocks, Subtasks, key_of
 
