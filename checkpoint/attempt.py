@@ -91,7 +91,6 @@ class Attempt:
         return [plan for plan in self.in_flight if plan.state is CheckpointState.TRIGGERED]
 
     def granted(self, sink: Subtask) -> None:
-        """*sink* has one more producer ready."""
         self.producers[sink] = self.producers.get(sink, 0) + 1
 
     def lacking(self, sinks: frozenset[Subtask], needed: int) -> list[Subtask]:

@@ -73,7 +73,6 @@ class Ticket:
         return BlockRef(partition, offset, self.key, self._size, self._sha256)
 
     def written(self, partition: int, offset: int) -> None:
-        """The block is durable at this place."""
         self._ref = self.at(partition, offset)
 
     def failed(self, reason: str) -> None:
@@ -114,8 +113,6 @@ def verified_value(ref: BlockRef, value: bytes, named: str) -> Block:
 
 @dataclass(frozen=True)
 class Scanned:
-    """The result of a scan of a storage."""
-
     blocks: tuple[BlockRef, ...]
     end_offsets: tuple[int, ...]
     unreadable: tuple[str, ...] = ()

@@ -75,8 +75,6 @@ DIGEST_HEADER = "sha256"
 
 @dataclass(frozen=True)
 class Staged:
-    """The records of one append, and the history after it."""
-
     history: History
     writes: tuple[Write, ...]
     incarnation: Incarnation | None
@@ -117,7 +115,6 @@ class DecisionLog:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is an `incarnation`."""
         return self._incarnation is not None
 
     # --- opening
@@ -321,7 +318,6 @@ class DecisionLog:
         return outcome
 
     def take_back(self, why: str) -> Procedure[None]:
-        """Abort the produced records: they were never decided."""
         yield from self._unless_fenced(self._writer.take_back(why))
 
     def _produce(self, staged: Staged) -> Procedure[bool]:

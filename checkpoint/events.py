@@ -82,14 +82,10 @@ class ProducerGranted(msgspec.Struct, frozen=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True):
-    """A subtask acknowledged."""
-
     ack: Ack
 
 
 class Concluded(msgspec.Struct, frozen=True):
-    """The decision procedure ended."""
-
     checkpoint: int
     verdict: Decided | Refuse | Unresolved
 
@@ -199,8 +195,6 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A line for the log."""
-
     text: str
 
 

@@ -97,7 +97,6 @@ class Leader:
 
     @property
     def incarnation(self) -> Incarnation:
-        """The record of this incarnation."""
         return self.log.incarnation
 
     @property

@@ -79,7 +79,6 @@ class LeaderConfig:
     deletes: bool = False
     """Whether its checkpoints are deleted when it is cancelled."""
     bounded: bool = False
-    """Whether it does bounded work."""
     restores: str = ""
     """The origin of the savepoint to continue from, unless it has done so already; empty: none."""
 

@@ -291,8 +291,6 @@ class LogEnds(Request, frozen=True):
 
 
 class Ends(NamedTuple):
-    """The ends of a partition."""
-
     stable: int
     """The end for read_committed readers."""
     end: int
@@ -305,8 +303,6 @@ class ReadLog(Request, frozen=True):
 
 
 class DecisionRecord(NamedTuple):
-    """A record of the decision log."""
-
     key: bytes | None
     value: bytes | None
     digest: bytes | None
@@ -342,8 +338,6 @@ class Together(Request, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """The answer to one of several requests: *value*, or the *error* to be thrown."""
-
     value: Any = None
     error: Exception | None = None
 

@@ -67,8 +67,6 @@ class BlockHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EncodedBlock(msgspec.Struct, frozen=True):
-    """A block to be written."""
-
     header: BlockHeader
     body: bytes
 

@@ -81,7 +81,6 @@ class Chain:
 
     @property
     def size(self) -> int:
-        """Bytes of all blocks."""
         return sum(block.ref.size for block, _ in self._needed)
 
     def needed(self, groups: int) -> Iterator[tuple[ChainBlock, int]]:

@@ -28,7 +28,6 @@ class HashMapBackend:
     """A `StateBackend`: what is stored is read at once."""
 
     def table(self, stored: StoredState[S]) -> Table[S]:
-        """The table, with the states of all its key groups."""
         return KeyedTable(stored)
 
     def close(self) -> None:
@@ -63,11 +62,9 @@ class KeyedTable(BatchTable[S]):
         return Snapshot(self._history, base, self.state_type, self._contents.max_parallelism, whole=whole)
 
     def get(self, key: bytes) -> S | None:
-        """The newest state of *key*."""
         return self._states.get(key)
 
     def items(self) -> Iterator[tuple[bytes, S]]:
-        """The newest state of every key, while no record is applied."""
         return ((key, state) for key, state in self._states.items() if state is not None)
 
     def _touch(self, keys: Sequence[bytes]) -> dict[bytes, S | None]:

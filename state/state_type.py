@@ -56,8 +56,6 @@ _FIT = "Keep every old field under its name and give new ones a default"
 
 
 class RawState(NamedTuple):
-    """A state as it was written."""
-
     version: int
     msgpack: bytes
 
@@ -392,7 +390,6 @@ def raw_states(operator: str, encoded: bytes | memoryview, version: int) -> list
 
 
 def damaged_block(operator: str, why: str) -> DamagedState:
-    """The error for a damaged block of *operator*'s state."""
     return DamagedState(f"A block with state of operator {operator!r} is damaged: {why}.")
 
 

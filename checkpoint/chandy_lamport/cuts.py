@@ -27,8 +27,6 @@ Clock = dict[Hashable, int]
 
 @dataclass(frozen=True)
 class Cut:
-    """A snapshot of the graph."""
-
     positions: Mapping[Any, int]
     """By process: the number of its events before its state was recorded."""
     in_flight: Mapping[Any, tuple[Any, ...]] = field(default_factory=dict)
@@ -36,8 +34,6 @@ class Cut:
 
 
 class Flaw(enum.Enum):
-    """A possible flaw of a cut."""
-
     NO_STATE = "has no recorded state"
     SENT_AFTER = "was received before the cut and sent after it"
     LOST = "was on its way at the cut and is not recorded"
@@ -102,7 +98,6 @@ class CausalHistory:
         in_flight.popleft()
 
     def position(self, process: Hashable) -> int:
-        """The number of events of *process*."""
         return len(self._clocks[process]) - 1
 
     def is_consistent(self, positions: Mapping[Any, int]) -> bool:

@@ -228,7 +228,6 @@ class StagedCommits(CommitProtocol):
         return named_ledger(sink, self.sinks[sink].ledger if sink in self.sinks else "")
 
     def _note(self, text: str) -> None:
-        """Note the wait, now and then."""
         now_ms = self.clock.monotonic_ms()
         if now_ms >= self._noted_ms + NOTED_INTERVAL_MS:
             self._noted_ms = now_ms
@@ -236,7 +235,6 @@ class StagedCommits(CommitProtocol):
 
 
 def ledger_of(positions: Positions, sink: str) -> dict[int, int]:
-    """The *positions* of *sink*, by subtask."""
     return {subtask: checkpoint for (name, subtask), checkpoint in positions.items() if name == sink}
 
 

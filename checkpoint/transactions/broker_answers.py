@@ -12,8 +12,6 @@ import msgspec
 
 
 class EndAnswer(enum.Enum):
-    """The answer of EndTxn."""
-
     COMPLETED = "completed"
     """0: it is, or it had been, ended as asked."""
     BUSY = "busy"
@@ -66,8 +64,6 @@ class WriteAnswer(enum.Enum):
 
 
 class Answered(NamedTuple):
-    """A `WriteAnswer` with its details."""
-
     answer: WriteAnswer
     text: str = ""
     """The broker's own words, unless it is `DONE`."""

@@ -44,7 +44,6 @@ class Resolution:
 
     @property
     def fates(self) -> dict[str, str]:
-        """The known fates."""
         return {name: committable.fate for name, committable in self._all.items() if committable.fate}
 
     @property

@@ -89,7 +89,6 @@ class TransactionalWriter:
 
     @property
     def producer(self) -> Producer:
-        """The producer of the present transaction."""
         return self._producer
 
     @property

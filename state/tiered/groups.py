@@ -18,8 +18,6 @@ _DONE = object()
 
 
 class TableGroups:
-    """The key groups of one table."""
-
     def __init__(self, stored: StoredState[Any], files: LocalFiles, memory: TableMemory) -> None:
         present = stored.present
         self.all = tuple(stored.groups)

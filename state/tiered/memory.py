@@ -77,7 +77,6 @@ class Memory:
 
 
 def resident_bytes() -> int:
-    """The resident memory of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * _PAGE
 

@@ -227,14 +227,12 @@ class TieredTable(BatchTable[S]):
     # --- what is there ------------------------------------------------------------------------------------------------
 
     def get(self, key: bytes) -> S | None:
-        """The newest state of *key*."""
         if key not in self._states:
             self._find([key])
             self._absent = []
         return self._states[key]
 
     def items(self) -> Iterator[tuple[bytes, S]]:
-        """The newest state of every key, while no record is applied."""
         self._groups.read(self._groups.unread)
         newest: dict[bytes, S | None] = {}
         for layer in reversed([*self._layers()]):

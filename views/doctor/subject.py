@@ -54,7 +54,6 @@ class Subject:
 
     @property
     def newest(self) -> Manifest | None:
-        """The newest checkpoint of `history`."""
         return self.history.latest if self.history else None
 
     @property
@@ -64,14 +63,12 @@ class Subject:
 
     @cached_property
     def inputs(self) -> list[str]:
-        """The topics that it reads."""
         sources = self.graph.sources if self.graph is not None else ()
         of_graph = (node.source.topic for node in sources if node.source is not None)
         return sorted({*self.traces.inputs(), *(topic for topic in of_graph if topic is not None)})
 
     @cached_property
     def outputs(self) -> list[str]:
-        """The topics that it writes."""
         sinks = self.graph.sinks if self.graph is not None else ()
         of_graph = (node.sink.topic for node in sinks if node.sink is not None)
         return sorted({*self.traces.outputs(), *(topic for topic in of_graph if topic is not None)})
