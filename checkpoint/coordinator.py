@@ -17,37 +17,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from exactlyonce.checkpoint import events
 from exactlyonce.checkpoint.attempt import Attempt
 from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.decision import Decided, Unresolved
-from exactlyonce.checkpoint.events import (
-    Ack,
-    Acknowledged,
-    AnnounceFinalized,
-    CancelAsked,
-    Concluded,
-    Decide,
-    Deploy,
-    Deployed,
-    Effect,
-    End,
-    Event,
-    Failed,
-    Hold,
-    Note,
-    OfWorkers,
-    PendingCheckpoint,
-    ProducerGranted,
-    Recovered,
-    Restart,
-    Room,
-    SavepointAsked,
-    SourcesFinished,
-    Stop,
-    Subtask,
-    Tick,
-    Trigger,
-)
+from exactlyonce.checkpoint.events import Ack, Effect, Event, Failed, PendingCheckpoint, Subtask, Tick
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.checkpoint.restart import RestartStrategy
 from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
@@ -82,10 +56,10 @@ class Ending:
         """Whether no further attempt begins."""
         return self.stopping or self.gave_up is not None or bool(self.cancelled)
 
-    def effect(self, manifest: Manifest | None, error: ExactlyOnceError | None) -> End:
+    def effect(self, manifest: Manifest | None, error: ExactlyOnceError | None) -> events.End:
         if self.cancelled and not isinstance(error, (Fenced, Undetermined)):
-            return End(manifest, None, self.cancelled)
-        return End(manifest, error, short="" if error or self.is_whole else self.short)
+            return events.End(manifest, None, self.cancelled)
+        return events.End(manifest, error, short="" if error or self.is_whole else self.short)
 
 
 class Coordinator:
@@ -135,38 +109,38 @@ class Coordinator:
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         """Take *event* at *now_ms* (monotonic) and return what must be done, in order."""
-        if self.state is JobState.ENDED or (self.state is JobState.RECOVERING and isinstance(event, OfWorkers)):
+        if self.state is JobState.ENDED or (self.state is JobState.RECOVERING and isinstance(event, events.OfWorkers)):
             return []  # from workers that are being killed
         match event:
             case Tick():
                 effects = self._unready(event, now_ms) or self._late(event, now_ms) or self._starved(event, now_ms)
                 effects += self._hold(now_ms)
-            case Recovered(manifest):
+            case events.Recovered(manifest):
                 effects = self._recovered(manifest, now_ms)
-            case Deployed():
+            case events.Deployed():
                 effects = self._deployed(now_ms)
-            case ProducerGranted(sink, subtask):
+            case events.ProducerGranted(sink, subtask):
                 require((sink, subtask) in self.sinks, "producers are granted to sinks of this job")
                 self.attempt.granted((sink, subtask))
                 effects = []
-            case Acknowledged(ack):
+            case events.Acknowledged(ack):
                 effects = self._acknowledged(ack, now_ms)
-            case Concluded(checkpoint, verdict):
+            case events.Concluded(checkpoint, verdict):
                 effects = self._concluded(checkpoint, verdict, now_ms)
             case Failed():
                 effects = self._failed(event, now_ms)
-            case SourcesFinished():
+            case events.SourcesFinished():
                 self.attempt.read_by, self._next_trigger_ms = self._checkpoint_latest, now_ms
                 self.attempt.drained = not (self._loops or self.settings.unaligned)
                 effects = []
-            case SavepointAsked(request, stop):
+            case events.SavepointAsked(request, stop):
                 effects = self._savepoint_asked(request, now_ms, stop=stop)
-            case Room(worker, found):
+            case events.Room(worker, found):
                 (self.attempt.full_workers.discard if found else self.attempt.full_workers.add)(worker)
                 effects = self._hold(now_ms) + self._stop_without_room(now_ms)
-            case Stop():
+            case events.Stop():
                 effects = self._stop(now_ms)
-            case CancelAsked(request):
+            case events.CancelAsked(request):
                 effects = self._cancel(request)
         return effects + self._trigger(now_ms)
 
@@ -185,7 +159,7 @@ class Coordinator:
             return self._end(self._ending.gave_up)
         self._move(JobState.DEPLOYING)
         self.attempt.ready_by_ms = now_ms + self.attempt.delay_ms + self.settings.deploy_timeout_ms
-        return [Deploy(self.attempt.number, manifest)]
+        return [events.Deploy(self.attempt.number, manifest)]
 
     def _deployed(self, now_ms: int) -> list[Effect]:
         self._move(JobState.RUNNING)
@@ -223,7 +197,7 @@ class Coordinator:
         self._abort([*self.attempt.in_flight])
         self.attempt = Attempt(self.attempt.number + 1, delay_ms)
         self._move(JobState.RECOVERING)
-        return [Restart(self.attempt.number, delay_ms, reason)]
+        return [events.Restart(self.attempt.number, delay_ms, reason)]
 
     def _end(self, error: ExactlyOnceError | None) -> list[Effect]:
         self._move(JobState.ENDED)
@@ -270,7 +244,7 @@ class Coordinator:
         self._next_trigger_ms = now_ms + self.settings.interval_ms
         may_overtake = self.settings.unaligned and not plan.final and not plan.requests
         after_ms = self.settings.aligned_timeout_ms if may_overtake else None
-        return [Trigger(plan.checkpoint, base, plan.final, bool(plan.requests), after_ms)]
+        return [events.Trigger(plan.checkpoint, base, plan.final, bool(plan.requests), after_ms)]
 
     def _unready(self, tick: Tick, now_ms: int) -> list[Effect]:
         """Restart workers that do not become ready: a user's `open()` hangs, or the state takes too long to read."""
@@ -342,7 +316,7 @@ class Coordinator:
         reason = f"checkpoint {names} was not acknowledged within {timeout_ms} ms{why}"
         carried = "its output is carried by the next one"
         if no_room:
-            return [Note(f"{reason}; aborted, {carried}, which waits for room on a worker's disk")]
+            return [events.Note(f"{reason}; aborted, {carried}, which waits for room on a worker's disk")]
         # Asked after the abort: a stop that only waits for its savepoint ends nothing now.
         savepoint, ends = any(plan.requests for plan in late), self._final and any(plan.final for plan in late)
         timeout = setting("checkpoint_timeout")
@@ -351,8 +325,8 @@ class Coordinator:
         failure = Failed(reason, counts=ends or not savepoint)
         self.attempt.failed_in_row += len(late)
         if failure.counts and self.attempt.failed_in_row <= self.settings.tolerable_failed:
-            return [Note(f"{reason}; aborted, {carried}{hint}")]
-        return [Note(f"{reason}; aborted{hint}"), *self._failed(failure, now_ms)]
+            return [events.Note(f"{reason}; aborted, {carried}{hint}")]
+        return [events.Note(f"{reason}; aborted{hint}"), *self._failed(failure, now_ms)]
 
     def _waits_for_room(self, tick: Tick) -> bool:
         """Whether a disk is full and no worker hangs: being late is no failure then."""
@@ -394,7 +368,7 @@ class Coordinator:
         if now_ms < self._next_declined_note_ms:
             return []
         self._next_declined_note_ms = now_ms + DECLINED_NOTE_INTERVAL_MS
-        return [Note(f"checkpoint {plan.checkpoint} was declined, and is aborted; nothing is lost. {why}")]
+        return [events.Note(f"checkpoint {plan.checkpoint} was declined, and is aborted; nothing is lost. {why}")]
 
     def _decide(self, now_ms: int) -> list[Effect]:
         """Begin the decision of the oldest checkpoint in flight, if its turn has come."""
@@ -405,7 +379,7 @@ class Coordinator:
         plan.previous, plan.deciding_since_ms = self._newest, now_ms
         self.attempt.undecided.assign(plan, now_ms)
         plan.move(CheckpointState.DECIDING)
-        return [Decide(plan)]
+        return [events.Decide(plan)]
 
     def _hold(self, now_ms: int) -> list[Effect]:
         """Pause sources while a decided checkpoint waits for a store, or a worker's disk is full.
@@ -418,7 +392,7 @@ class Coordinator:
         if held == self.attempt.held or self.state is not JobState.RUNNING:
             return []
         self.attempt.held = held
-        return [Hold(held)]
+        return [events.Hold(held)]
 
     def _concluded(self, checkpoint: int, verdict: Decided | Refuse | Unresolved, now_ms: int) -> list[Effect]:
         plan = self.attempt.deciding
@@ -437,7 +411,7 @@ class Coordinator:
         if not verdict.finalized:
             reason = f"checkpoint {checkpoint} is decided, but not known to be committed"
             return self._restart(reason, now_ms, unfinished=True)
-        announce: list[Effect] = [AnnounceFinalized(checkpoint)]
+        announce: list[Effect] = [events.AnnounceFinalized(checkpoint)]
         if plan.final:  # nothing was read after it: a worker that died since loses nothing
             failure = self.attempt.pending_failure
             return announce + self._end(failure.error if failure else None)

@@ -10,19 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.protocol import Check, CommitProtocol, Planned, Refuse, gravest, objection
 from exactlyonce.checkpoint.decision_log import DecisionLog
 from exactlyonce.checkpoint.records.encoding import TooLarge
 from exactlyonce.checkpoint.records.manifest import Finalized, Manifest, Repair, StoredBlock
-from exactlyonce.checkpoint.requests import (
-    Append,
-    Appended,
-    KnownOutputs,
-    Outputs,
-    Procedure,
-    Reached,
-    concurrently,
-)
+from exactlyonce.checkpoint.requests import Outputs, Procedure, concurrently
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.pipeline.errors import Undetermined, require
 from exactlyonce.pipeline.names import setting
@@ -85,10 +78,10 @@ def decide(
         manifest = yield from _produced(log, conditions, make_manifest)
     if isinstance(manifest, Refuse):
         return manifest
-    yield Reached("coordinator-checked")
+    yield ask.Reached("coordinator-checked")
     if (yield from log.commit()) is not Outcome.DONE:
         return Unresolved(manifest.checkpoint)
-    yield Appended((manifest,))
+    yield ask.Appended((manifest,))
     fates, unsettled = dict[str, str](), dict[str, str]()
     for protocol in protocols:
         committed = yield from protocol.commit(manifest)
@@ -108,7 +101,7 @@ def _produced(
 
     None: the checks have found more partitions of an output than the manifest says, so another one is needed.
     """
-    outputs: Outputs = yield KnownOutputs()
+    outputs: Outputs = yield ask.KnownOutputs()
     manifest = make_manifest(outputs)
     try:
         producing = log.produce(manifest)
@@ -120,7 +113,7 @@ def _produced(
         problem = problem or Refuse(f"the manifest of checkpoint {manifest.checkpoint} was not written: {log.refusal}")
     elif problem is not None:
         yield from log.take_back(str(problem))
-    elif (yield KnownOutputs()) == outputs:
+    elif (yield ask.KnownOutputs()) == outputs:
         return manifest
     else:
         yield from log.take_back("a topic of its sinks has more partitions")
@@ -153,7 +146,7 @@ def finalize(
     known = manifest.decided <= set(fates)
     require(known, "a checkpoint is finalized only when the fate of every committable is known")
     mark = Finalized(manifest.checkpoint, incarnation, at_ms, tuple(sorted(fates.items())))
-    outcome = yield Append((mark,), manifests_dropped, blocks_dropped)
+    outcome = yield ask.Append((mark,), manifests_dropped, blocks_dropped)
     if outcome is not Outcome.DONE:
         raise Undetermined(
             f"Checkpoint {manifest.checkpoint} is complete and committed, but the mark that says so could not be "

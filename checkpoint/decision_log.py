@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.records.committable import coordinator_id
 from exactlyonce.checkpoint.records.encoding import Decision, DecisionKey, encode
@@ -26,19 +27,9 @@ from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.references import tombstones
 from exactlyonce.checkpoint.requests import (
-    Append,
-    Appended,
-    DescribeProducers,
-    DescribeTransactions,
     Ends,
-    FirstOffsets,
-    LogEnds,
     LogRead,
-    LookOnce,
-    Pause,
     Procedure,
-    ReadLog,
-    RemoveBlocks,
     Request,
     Unreadable,
     Write,
@@ -131,12 +122,12 @@ class DecisionLog:
 
     def peek(self) -> Procedure[History | None]:
         """The decisions so far, without fencing anybody; None if something is undecided."""
-        ends: Ends = yield LogEnds()
+        ends: Ends = yield ask.LogEnds()
         return (yield from self._read(ends.end)) if ends.stable == ends.end else None
 
     def peek_at_stable(self) -> Procedure[History]:
         """The decisions before anything undecided: they name the leader."""
-        return (yield from self._read((yield LogEnds()).stable))
+        return (yield from self._read((yield ask.LogEnds()).stable))
 
     def begin(
         self, host: str, process: int, above: int = 0, *, machine: str = "", bounded: bool = False, storage: str = TOPIC
@@ -174,15 +165,16 @@ class DecisionLog:
         return newest
 
     def _read(self, end: int) -> Procedure[History]:
-        read: LogRead = yield ReadLog(end)
+        read: LogRead = yield ask.ReadLog(end)
         return history_of(self.pipeline, self.topic.name, read)
 
     def _stable_end(self) -> Procedure[int]:
         """The end of the log; nothing in it is undecided."""
-        ends: Ends = yield LogEnds()
+        ends: Ends = yield ask.LogEnds()
         stable = yield from self._stable(ends)
         if stable < ends.end:
-            if held_by(self._writer.producer.producer_id, (yield DescribeProducers(((self.topic.name, DECISIONS),)))):
+            producers = yield ask.DescribeProducers(((self.topic.name, DECISIONS),))
+            if held_by(self._writer.producer.producer_id, producers):
                 raise BrokerUnavailable(
                     f"The broker has ended a transaction of an older coordinator in {self.topic.name} and lost the "
                     f"marker that shows it. Nothing is lost: run it again, the next incarnation sees to it first."
@@ -199,7 +191,7 @@ class DecisionLog:
         """How far readers get, once it is as far as *ends* goes, or missing markers do not come."""
         began_ms, end, now = self._clock.monotonic_ms(), ends.end, ends
         while now.stable < end and (yield from self._paused(began_ms)):
-            now = yield LogEnds()
+            now = yield ask.LogEnds()
         return now.stable
 
     def _paused(self, since_ms: int) -> Procedure[bool]:
@@ -207,10 +199,10 @@ class DecisionLog:
         waited_ms = self._clock.monotonic_ms() - since_ms
         if waited_ms > STABLE_TIMEOUT_MS:
             return False
-        yield Pause(max(STABLE_PAUSE_MS, waited_ms // STABLE_PAUSE_SHARE))
+        yield ask.Pause(max(STABLE_PAUSE_MS, waited_ms // STABLE_PAUSE_SHARE))
         return True
 
-    def _is_visible(self, look: LookOnce) -> Procedure[bool]:
+    def _is_visible(self, look: ask.LookOnce) -> Procedure[bool]:
         """Whether readers see the last commit; False also if the broker stays away.
 
         Only then may anything rely on it, and another transaction begin: a broker may lose the markers of the last one
@@ -273,13 +265,13 @@ class DecisionLog:
         return relayed(procedure, self._answered)
 
     def _answered(self, request: Request) -> Procedure[Any]:
-        if not isinstance(request, Append):
+        if not isinstance(request, ask.Append):
             return (yield request)
         outcome = yield from self._append(
             self._admitted(request.records, request.manifests_dropped, request.blocks_dropped)
         )
         if outcome is Outcome.DONE:
-            yield Appended(request.records)
+            yield ask.Appended(request.records)
         return outcome
 
     # --- an append in its steps
@@ -314,7 +306,7 @@ class DecisionLog:
             self._remember_tombstones(block.ref.key for block in staged.dropped)
             self._incarnation = staged.incarnation or self._incarnation
             if elsewhere := tuple(block for block in staged.dropped if block.storage != TOPIC):
-                yield RemoveBlocks(elsewhere)
+                yield ask.RemoveBlocks(elsewhere)
         return outcome
 
     def take_back(self, why: str) -> Procedure[None]:
@@ -386,12 +378,12 @@ class DecisionLog:
         own = self._incarnation.incarnation if self._incarnation else self._history.incarnation_latest
         newest, deadline_ms = (yield from self._newest()), self._clock.monotonic_ms() + SUCCESSOR_TIMEOUT_MS
         while (newest is None or newest.incarnation <= own) and self._clock.monotonic_ms() < deadline_ms:
-            yield Pause(SUCCESSOR_PAUSE_MS)
+            yield ask.Pause(SUCCESSOR_PAUSE_MS)
             newest = yield from self._newest()
         if newest is None or newest.incarnation <= own:
             name = self._writer.transactional_id
             with suppress(BrokerUnavailable):
-                state: TransactionState | None = (yield DescribeTransactions((name,)))[name]
+                state: TransactionState | None = (yield ask.DescribeTransactions((name,)))[name]
                 if state is not None and state.state == "CompleteAbort":
                     return Undetermined(
                         f"The broker has ended a transaction in {self.topic.name} that took too long. This incarnation "
@@ -417,7 +409,7 @@ class DecisionLog:
         """
 
         def attempt(_: int) -> Procedure[tuple[int, ...] | None]:
-            firsts: tuple[int, ...] | None = yield FirstOffsets()
+            firsts: tuple[int, ...] | None = yield ask.FirstOffsets()
             return firsts
 
         firsts = yield from retrying(attempt, self._clock, self._deadline_ms())
@@ -435,7 +427,7 @@ class DecisionLog:
         self._writer.end(BrokerUnavailable(f"The decision log of {self.pipeline} is closed."))
 
 
-def _waited(look: LookOnce) -> Procedure[bool]:
+def _waited(look: ask.LookOnce) -> Procedure[bool]:
     """Whether readers see the commit within a short time; False if that is unknown."""
     try:
         fates: dict[int, Fate | None] = yield msgspec.structs.replace(look, wait_ms=LOOK_WAIT_MS)

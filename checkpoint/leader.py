@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import msgspec
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.commits.of_stores import StagedCommits
 from exactlyonce.checkpoint.commits.of_transactions import TransactionCommits
@@ -33,22 +34,7 @@ from exactlyonce.checkpoint.records.manifest import (
     skips_between,
 )
 from exactlyonce.checkpoint.references import listed_by, operators_of, references_of
-from exactlyonce.checkpoint.requests import (
-    CheckContinuity,
-    CreateOutputs,
-    GoOnFrom,
-    KnownOutputs,
-    ListTransactions,
-    LookAtInputs,
-    LookAtTopics,
-    Outputs,
-    Pause,
-    Procedure,
-    R,
-    Reached,
-    RestoreSavepoint,
-    StartOffsets,
-)
+from exactlyonce.checkpoint.requests import Outputs, Procedure, R
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.checkpoint.transactions.commit import incarnation_latest
 from exactlyonce.checkpoint.transactions.settling import settle
@@ -115,19 +101,19 @@ class Leader:
     def begin(self) -> Procedure[History]:
         """Fence every older incarnation, read their decisions, refuse damaged ones, and write the first record."""
         history = yield from self.open()
-        listed = yield ListTransactions(transaction_prefix(self.config.pipeline))
+        listed = yield ask.ListTransactions(transaction_prefix(self.config.pipeline))
         newest = incarnation_latest(listed)
         erased = max((erased_incarnation(self.config.pipeline, known.transactional_id) for known in listed), default=0)
         if newest > erased and not history.incarnation_latest:
             yield from self._refuse_lost_topic(newest)
-        yield CreateOutputs(history.latest)
+        yield ask.CreateOutputs(history.latest)
         config = self.config
         above = max(newest, erased)
         begun = yield from self.log.begin(
             config.host, config.process, above, machine=config.machine, bounded=config.bounded, storage=config.storage
         )
         self._begun(begun)
-        yield Reached("coordinator-opened")
+        yield ask.Reached("coordinator-opened")
         return self.log.history
 
     def _refuse_lost_topic(self, incarnation: int) -> Procedure[None]:
@@ -170,7 +156,7 @@ class Leader:
         if latest is None and not restores:
             yield from self._first_manifest()
         elif latest is not None and not restores:
-            yield CheckContinuity(latest)
+            yield ask.CheckContinuity(latest)
         if unfinalized is not None:
             yield from self.finish(unfinalized, lambda _: self._claimed())
         if restores:
@@ -182,8 +168,8 @@ class Leader:
             if manifests or blocks:
                 outcome = yield from self.log.append(manifests_dropped=manifests, blocks_dropped=blocks)
                 self._require(outcome)
-        yield GoOnFrom(self.manifest)
-        yield Reached("coordinator-swept")
+        yield ask.GoOnFrom(self.manifest)
+        yield ask.Reached("coordinator-swept")
         return self.manifest
 
     def finish_decided(self) -> Procedure[dict[str, str]]:
@@ -218,13 +204,13 @@ class Leader:
 
     def _first_manifest(self) -> Procedure[None]:
         """Manifest 0: the resolved start and no state, durable before anything is read; it has nothing to commit."""
-        start_offsets = yield StartOffsets()
+        start_offsets = yield ask.StartOffsets()
         first = PendingCheckpoint(
             checkpoint=0, base=0, previous=0, final=False, triggered_ms=self._clock.monotonic_ms(),
             attempt=self.attempt, acks={("", 0): Ack("", 0, 0, start_offsets)},
         )  # fmt: skip
         self.retention.start_at(self._beginning)  # an interrupted restore of a savepoint may have left blocks
-        manifest = self._manifest(first, (yield KnownOutputs()), kind="initial")
+        manifest = self._manifest(first, (yield ask.KnownOutputs()), kind="initial")
         self._require((yield from self.log.append(manifest)))
         finalized = finalize(manifest, {}, self.incarnation.incarnation, self._clock.now_ms())
         yield from self.run(finalized)
@@ -235,15 +221,15 @@ class Leader:
         Its blocks lie after the ends that it notes, and so do blocks of an earlier try: both are searched.
         """
         number = latest.checkpoint + 1 if latest is not None else 0
-        restored: Restored = yield RestoreSavepoint(number, self.incarnation.incarnation)
-        yield Reached("savepoint-written")
+        restored: Restored = yield ask.RestoreSavepoint(number, self.incarnation.incarnation)
+        yield ask.Reached("savepoint-written")
         plan = PendingCheckpoint(
             checkpoint=number, base=number, previous=latest.checkpoint if latest is not None else 0, final=False,
             triggered_ms=self._clock.monotonic_ms(), attempt=self.attempt,
             acks={("", 0): Ack("", 0, number, restored.offsets)},
         )  # fmt: skip
         self.retention.start_at(latest.block_end_offsets if latest is not None else self._beginning)
-        manifest = self._manifest(plan, (yield KnownOutputs()), kind=RESTORED)
+        manifest = self._manifest(plan, (yield ask.KnownOutputs()), kind=RESTORED)
         manifest = msgspec.structs.replace(
             manifest, operators=restored.operators, origin=restored.origin, channel_logs=restored.channel_logs
         )
@@ -314,13 +300,13 @@ class Leader:
         while (outcome := (yield from self.log.heartbeat())) is Outcome.NOT_WRITTEN:
             if self._clock.monotonic_ms() >= deadline_ms:
                 break
-            yield Pause(HEARTBEAT_PAUSE_MS)
+            yield ask.Pause(HEARTBEAT_PAUSE_MS)
         self._require(outcome)
 
     def look_at_inputs(self) -> Procedure[None]:
         """Raise Halt if an input was deleted or made anew; added partitions are read from here on."""
-        yield LookAtInputs(self.manifest)
-        yield GoOnFrom(self.manifest)
+        yield ask.LookAtInputs(self.manifest)
+        yield ask.GoOnFrom(self.manifest)
 
     # --- decisions ----------------------------------------------------------------------------------------------
 
@@ -334,7 +320,7 @@ class Leader:
         Called as acknowledgements come, so that the decision need not wait for it. Transactions that cannot be counted
         yet are checked there.
         """
-        outputs: Outputs = yield KnownOutputs()
+        outputs: Outputs = yield ask.KnownOutputs()
         precommits = self._absorb()
         for protocol in self._protocols:
             yield from protocol.acknowledged(precommits, outputs)
@@ -373,7 +359,7 @@ class Leader:
             self._require(outcome)
 
     def _decided(self, plan: PendingCheckpoint, verdict: Decided) -> Procedure[None]:
-        yield GoOnFrom(verdict.manifest)
+        yield ask.GoOnFrom(verdict.manifest)
         self._written_bytes = {n: size for n, size in self._written_bytes.items() if n > plan.checkpoint}
         if not verdict.finalized:
             self._retain(plan, verdict.manifest)
@@ -385,8 +371,8 @@ class Leader:
     def _check_topics(self) -> Procedure[None]:
         """Raise Halt if an input or output topic was replaced."""
         if self.log.history.latest is not None:
-            yield LookAtTopics(self.manifest)
-            yield GoOnFrom(self.manifest)
+            yield ask.LookAtTopics(self.manifest)
+            yield ask.GoOnFrom(self.manifest)
 
     def _check_blocks(self, plan: PendingCheckpoint) -> Procedure[Refuse | None]:
         """Refuse the checkpoint if a block of state, in-flight records or staged rows is missing."""

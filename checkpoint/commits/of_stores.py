@@ -14,19 +14,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
 from exactlyonce.checkpoint.commits.protocol import CommitProtocol, Fates, Planned
 from exactlyonce.checkpoint.records.encoding import DamagedRecord
 from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Incarnation, Manifest, Repair, StoreCommittable
-from exactlyonce.checkpoint.requests import (
-    CleanStore,
-    CommitStaged,
-    FenceStore,
-    Pause,
-    Procedure,
-    Reached,
-    Request,
-)
+from exactlyonce.checkpoint.requests import Procedure, Request
 from exactlyonce.pipeline.errors import Halt, StoreError, StoreUnavailable
 
 PAUSE_FIRST_MS, PAUSE_LONGEST_MS = 50, 2_000
@@ -129,7 +122,7 @@ class StagedCommits(CommitProtocol):
         highest = newest.checkpoint if newest is not None else 0
         for sink in self.sinks:
             try:
-                positions = yield from self._persistently(FenceStore(sink, self._incarnation, self._origin), sink)
+                positions = yield from self._persistently(ask.FenceStore(sink, self._incarnation, self._origin), sink)
             except ForeignLedger as foreign:
                 raise Halt(_foreign(self._ledger(sink), self._origin, foreign.origin)) from None
             require_in_step(self._ledger(sink), positions, ledger_of(known, sink), highest)
@@ -141,7 +134,7 @@ class StagedCommits(CommitProtocol):
 
     def clean(self) -> Procedure[None]:
         for sink in self.sinks:
-            yield from self._persistently(CleanStore(sink, self._incarnation, self.attempt), sink)
+            yield from self._persistently(ask.CleanStore(sink, self._incarnation, self.attempt), sink)
 
     def entered(self, manifest: Manifest, plan: Planned, before: Manifest | None) -> Manifest:
         positions = positions_of(before)
@@ -162,7 +155,7 @@ class StagedCommits(CommitProtocol):
             sink = batch[0].sink
             fate = "committed"
             try:
-                yield from self._persistently(CommitStaged(batch, self._incarnation, self._origin), sink)
+                yield from self._persistently(ask.CommitStaged(batch, self._incarnation, self._origin), sink)
             except ForeignLedger as foreign:
                 raise Halt(_foreign(self._ledger(sink), self._origin, foreign.origin)) from None
             except LedgerBehind as behind:
@@ -174,13 +167,13 @@ class StagedCommits(CommitProtocol):
                     raise kind(_lost(manifest, batch, error)) from error
                 fate = LOSS_ACCEPTED
                 emptied = tuple(msgspec.structs.replace(one, records=0, blocks=(), body=b"") for one in batch)
-                yield from self._persistently(CommitStaged(emptied, self._incarnation, self._origin), sink)
+                yield from self._persistently(ask.CommitStaged(emptied, self._incarnation, self._origin), sink)
                 self.note(
                     f"checkpoint {manifest.checkpoint}: all {_records(batch):,} records of {_subtasks(batch)} of sink "
                     f"{sink!r} are given up, not only those that could not be written: {error}"
                 )
             fates.update(dict.fromkeys((committable.name for committable in batch), fate))
-            yield Reached("store-committed")
+            yield ask.Reached("store-committed")
         return fates
 
     def _batches(self, manifest: Manifest) -> list[Batch]:
@@ -212,7 +205,7 @@ class StagedCommits(CommitProtocol):
                         f"again once the store is there."
                     ) from error
                 self._note(f"waiting for the store of sink {sink!r}: {error}")
-                yield Pause(pause_ms)
+                yield ask.Pause(pause_ms)
                 pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
             else:
                 if not isinstance(answer, UnderWay):

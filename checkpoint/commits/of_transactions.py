@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.commits.protocol import (
     Check,
     CommitProtocol,
@@ -24,18 +25,7 @@ from exactlyonce.checkpoint.commits.protocol import (
 )
 from exactlyonce.checkpoint.records.committable import Committable, Precommit, TransactionalId, Written
 from exactlyonce.checkpoint.records.manifest import LOSS_ACCEPTED, Incarnation, Manifest, Repair
-from exactlyonce.checkpoint.requests import (
-    Append,
-    CopyTransaction,
-    DescribeProducers,
-    DescribeTransactions,
-    KnownOutputs,
-    Look,
-    Outputs,
-    Procedure,
-    ReplayTransaction,
-    concurrently,
-)
+from exactlyonce.checkpoint.requests import Outputs, Procedure, concurrently
 from exactlyonce.checkpoint.transactions.broker_answers import Fate, Outcome, ProducerState, TransactionState
 from exactlyonce.checkpoint.transactions.commit import commit, end, resolve_unknown, sweep
 from exactlyonce.checkpoint.transactions.markers import await_markers, ending
@@ -133,7 +123,7 @@ class TransactionCommits(CommitProtocol):
     def _sweep(
         self, incarnation: int, attempt: int, fenced_below: tuple[int, int], protected: Collection[str]
     ) -> Procedure[None]:
-        outputs: Outputs = yield KnownOutputs()
+        outputs: Outputs = yield ask.KnownOutputs()
         yield from sweep(
             self.pipeline, incarnation, attempt, protected=protected, fenced_below=fenced_below,
             outputs={(topic, partition) for _, topic, partitions in outputs for partition in range(partitions)},
@@ -160,7 +150,7 @@ class TransactionCommits(CommitProtocol):
         asked = {place for some in places.values() for place in some}
         if not asked:
             return {}
-        producers = yield DescribeProducers(tuple(sorted(asked)))
+        producers = yield ask.DescribeProducers(tuple(sorted(asked)))
         pairs = ((precommit, self._committable(precommit, places[precommit.sink], producers)) for precommit in wanted)
         return {committable.transactional_id: committable for one, committable in pairs if _is_whole(committable, one)}
 
@@ -202,7 +192,7 @@ class TransactionCommits(CommitProtocol):
             return []
         touched = {precommit: states[precommit.transactional_id].partitions for precommit in wanted}
         places = {place for partitions in touched.values() for place in partitions}
-        producers = yield DescribeProducers(tuple(sorted(places)))
+        producers = yield ask.DescribeProducers(tuple(sorted(places)))
         committables = []
         for precommit, partitions in touched.items():
             committable = self._committable(precommit, partitions, producers)
@@ -232,7 +222,7 @@ class TransactionCommits(CommitProtocol):
         # has taken meanwhile were visible: their markers had been seen.
         yield from self.sweep()
         for committable in self._standing:
-            if committable.records and (yield Look(committable)) is Fate.ABORTED:
+            if committable.records and (yield ask.Look(committable)) is Fate.ABORTED:
                 raise Halt(
                     f"Checkpoint {checkpoint} is finalized, but the records of {committable.transactional_id} are not "
                     f"visible to readers. Run the pipeline again: it repairs them."
@@ -253,7 +243,7 @@ class TransactionCommits(CommitProtocol):
         if not precommits:
             return {}
         names = tuple(precommit.transactional_id for precommit in precommits)
-        states: Mapping[str, TransactionState] = yield DescribeTransactions(names)
+        states: Mapping[str, TransactionState] = yield ask.DescribeTransactions(names)
         for precommit, name in zip(precommits, names, strict=True):
             problem = _why_not(precommit, states.get(name), self.transaction_timeout_ms, ages_ms[name])
             if problem:
@@ -373,10 +363,10 @@ def _written_again(manifest: Manifest, lost: Committable, transactional_id: str)
     They are copied from the output log (copy repair), or else computed again from the input and the previous checkpoint
     (replay repair), if that gives as many records in every partition.
     """
-    copied: Committable | str = yield CopyTransaction(lost, transactional_id)
+    copied: Committable | str = yield ask.CopyTransaction(lost, transactional_id)
     if not isinstance(copied, str):
         return copied
-    replayed: Committable | str = yield ReplayTransaction(manifest, lost, transactional_id)
+    replayed: Committable | str = yield ask.ReplayTransaction(manifest, lost, transactional_id)
     if isinstance(replayed, str):
         return f"it cannot be copied: {copied}\n  Nor can it be made again by a replay: {replayed}"
     if replayed.counts != lost.counts:
@@ -386,7 +376,7 @@ def _written_again(manifest: Manifest, lost: Committable, transactional_id: str)
 
 def _record(manifest: Manifest, repairs: Iterable[Repair]) -> Procedure[None]:
     """Make *repairs* durable before any of them is committed."""
-    outcome = yield Append(tuple(repairs))
+    outcome = yield ask.Append(tuple(repairs))
     if outcome is not Outcome.DONE:
         raise Undetermined(
             f"The repair of checkpoint {manifest.checkpoint} could not be recorded ({outcome.value}). "

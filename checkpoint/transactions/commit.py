@@ -14,16 +14,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.committable import Committable, TransactionalId, Written, transaction_prefix
-from exactlyonce.checkpoint.requests import (
-    DescribeTransactions,
-    Ending,
-    EndTransactions,
-    ListTransactions,
-    Look,
-    Pause,
-    Procedure,
-)
+from exactlyonce.checkpoint.requests import Ending, Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate, ListedTransaction
 from exactlyonce.checkpoint.transactions.markers import await_markers, ending, release
 from exactlyonce.pipeline.errors import BrokerUnavailable
@@ -53,11 +46,11 @@ def end(endings: Iterable[Ending], *, commit: bool) -> Procedure[dict[str, EndAn
     answers: dict[str, EndAnswer] = {}
     remaining = tuple(endings)
     while remaining:
-        for one, answer in zip(remaining, (yield EndTransactions(remaining, commit)), strict=True):
+        for one, answer in zip(remaining, (yield ask.EndTransactions(remaining, commit)), strict=True):
             answers[one.transactional_id] = answer
         remaining = tuple(one for one in remaining if answers[one.transactional_id] is EndAnswer.BUSY)
         if remaining:
-            yield Pause(BUSY_PAUSE_MS)
+            yield ask.Pause(BUSY_PAUSE_MS)
     return answers
 
 
@@ -101,7 +94,7 @@ def resolve_unknown(commits: Commits) -> Procedure[Commits]:
     for committable in commits.unknown:
         shown: dict[Fate, list[Written]] = {}
         for written in committable.written:
-            fate = yield Look(msgspec.structs.replace(committable, written=(written,)))
+            fate = yield ask.Look(msgspec.structs.replace(committable, written=(written,)))
             shown.setdefault(fate, []).append(written)
         if Fate.ABORTED in shown:
             lost = (*shown[Fate.ABORTED], *shown.get(Fate.GONE, ()))
@@ -162,7 +155,7 @@ def sweep(
     # What comes back after that holds a fenced epoch, or an id that the next sweep finds.
     for _ in range(SWEEPS_MAX):
         targets = []
-        for listed in (yield ListTransactions(transaction_prefix(pipeline))):
+        for listed in (yield ask.ListTransactions(transaction_prefix(pipeline))):
             name = TransactionalId.parse(listed.transactional_id)
             if name is None or name.pipeline != pipeline or not is_older(name, incarnation, attempt):
                 continue
@@ -175,14 +168,14 @@ def sweep(
                 targets.append(listed.transactional_id)
         if not targets:
             break
-        states = yield DescribeTransactions(tuple(targets))
+        states = yield ask.DescribeTransactions(tuple(targets))
         endings = [Ending(s.transactional_id, s.producer_id, s.epoch) for s in states.values() if s is not None]
         answers = yield from end(endings, commit=False)
         fenced.update(name for name, answer in answers.items() if answer is EndAnswer.COMPLETED)
         fenced.update(name for name, state in states.items() if state is None)  # expired since: nobody holds it
         if fenced.issuperset(targets):
             break
-        yield Pause(SWEEP_PAUSE_MS)
+        yield ask.Pause(SWEEP_PAUSE_MS)
     else:
         raise BrokerUnavailable(
             f"The transactions of older instances of pipeline {pipeline!r} could not be ended: the broker goes on "

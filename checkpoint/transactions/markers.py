@@ -15,15 +15,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.committable import Committable
-from exactlyonce.checkpoint.requests import (
-    DescribeProducers,
-    DescribeTransactions,
-    Ending,
-    Pause,
-    Procedure,
-    RewriteMarkers,
-)
+from exactlyonce.checkpoint.requests import Ending, Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import ProducerState, TransactionState
 from exactlyonce.pipeline.errors import BrokerUnavailable, Halt
 
@@ -118,14 +112,14 @@ def _await_none_open(
             for (name, producer_id), present in epochs.items():
                 if held := open_.get((name, producer_id)):
                     rewritten.add(name)
-                    yield RewriteMarkers(name, producer_id, tuple(held), commit, present)
+                    yield ask.RewriteMarkers(name, producer_id, tuple(held), commit, present)
             if epochs:
                 if epoch is not None:
                     break
                 waited_ms, pause_ms = 0, PAUSE_FIRST_MS
         except BrokerUnavailable:
             waited_ms = 0
-        yield Pause(pause_ms)
+        yield ask.Pause(pause_ms)
         waited_ms += pause_ms
         pause_ms = min(pause_ms + 1, PAUSE_LONGEST_MS)
     return rewritten
@@ -133,7 +127,7 @@ def _await_none_open(
 
 def _claimed(partitions: Collection[Partition], owner: Callable[[ProducerState], str | None]) -> Procedure[_Open]:
     open_: defaultdict[tuple[str, int], list[Partition]] = defaultdict(list)
-    for state in (yield DescribeProducers(tuple(sorted(partitions)))):
+    for state in (yield ask.DescribeProducers(tuple(sorted(partitions)))):
         if (name := owner(state)) is not None:
             open_[name, state.producer_id].append((state.topic, state.partition))
     return dict(open_)
@@ -146,7 +140,7 @@ def _epochs(lost: _Open, *, commit: bool) -> Procedure[dict[tuple[str, int], int
     """
     if not lost:
         return {}
-    states: Mapping[str, TransactionState | None] = yield DescribeTransactions(tuple(name for name, _ in lost))
+    states: Mapping[str, TransactionState | None] = yield ask.DescribeTransactions(tuple(name for name, _ in lost))
     epochs = {}
     for (name, producer_id), held in lost.items():
         state = states[name]

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from exactlyonce.checkpoint.requests import DescribeProducers, DescribeTransactions, Ending, Pause, Procedure
+from exactlyonce.checkpoint import requests as ask
+from exactlyonce.checkpoint.requests import Ending, Procedure
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer
 from exactlyonce.checkpoint.transactions.commit import end
 from exactlyonce.checkpoint.transactions.markers import PAUSE_LONGEST_MS, Partition, await_ended, held_by
@@ -25,12 +26,12 @@ def settle(transactional_id: str, partitions: Collection[Partition]) -> Procedur
     A transaction whose commit was never asked for is aborted.
     """
     while True:
-        state = (yield DescribeTransactions((transactional_id,)))[transactional_id]
+        state = (yield ask.DescribeTransactions((transactional_id,)))[transactional_id]
         if state is None:
             return
         now = Ending(transactional_id, state.producer_id, state.epoch)
         if state.state in ("PrepareCommit", "PrepareAbort"):
-            yield Pause(PAUSE_LONGEST_MS)
+            yield ask.Pause(PAUSE_LONGEST_MS)
         elif state.state == "Ongoing":
             yield from end([now], commit=False)
         else:
@@ -38,6 +39,6 @@ def settle(transactional_id: str, partitions: Collection[Partition]) -> Procedur
             if not (yield from await_ended(now, partitions, commit=commit)):
                 continue
             answer = (yield from end([now], commit=False))[transactional_id]
-            producers = yield DescribeProducers(tuple(sorted(partitions)))
+            producers = yield ask.DescribeProducers(tuple(sorted(partitions)))
             if answer is EndAnswer.COMPLETED and not held_by(state.producer_id, producers):
                 return

@@ -17,20 +17,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.clock import Clock
-from exactlyonce.checkpoint.requests import (
-    DecisionBatch,
-    DescribeProducers,
-    EndTransaction,
-    InitTransactions,
-    LookOnce,
-    Pause,
-    Procedure,
-    ProduceBatches,
-    Request,
-    Write,
-    retrying,
-)
+from exactlyonce.checkpoint.requests import DecisionBatch, Procedure, Request, Write, retrying
 from exactlyonce.checkpoint.transactions.broker_answers import Answered, Outcome, Producer, WriteAnswer
 from exactlyonce.checkpoint.transactions.markers import held_by
 from exactlyonce.pipeline.errors import (
@@ -92,14 +81,14 @@ class TransactionalWriter:
         return self._producer
 
     @property
-    def look(self) -> LookOnce:
+    def look(self) -> ask.LookOnce:
         """The first records of the present transaction: they show whether readers see it, once it has ended."""
-        return LookOnce(self._producer, tuple(sorted(self._offsets.items())))
+        return ask.LookOnce(self._producer, tuple(sorted(self._offsets.items())))
 
     def open(self) -> Procedure[None]:
         """Fence every older writer, and abort its open transaction."""
         answered = yield from self._asked(
-            lambda wait_ms: InitTransactions(
+            lambda wait_ms: ask.InitTransactions(
                 transactional_id=self.transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS, wait_ms=wait_ms
             ),
             f"Fencing older writers of {self.topic}",
@@ -184,7 +173,7 @@ class TransactionalWriter:
 
         def attempt(wait_ms: int) -> Procedure[_Obstacle | None]:
             nonlocal missing
-            answers: dict[int, Answered] = yield ProduceBatches(
+            answers: dict[int, Answered] = yield ask.ProduceBatches(
                 transactional_id=self.transactional_id, producer=self._producer, batches=missing,
                 timestamp_ms=timestamp_ms, wait_ms=wait_ms,
             )  # fmt: skip
@@ -227,7 +216,7 @@ class TransactionalWriter:
         deadline_ms = self._clock.monotonic_ms() + MARKERS_TIMEOUT_MS
         while places:
             try:
-                if not held_by(self._producer.producer_id, (yield DescribeProducers(places))):
+                if not held_by(self._producer.producer_id, (yield ask.DescribeProducers(places))):
                     break
             except BrokerUnavailable as error:
                 self.refusal = f"{self.refusal} {error}"
@@ -240,12 +229,12 @@ class TransactionalWriter:
                 )
                 self.end(lost)
                 raise lost
-            yield Pause(MARKERS_PAUSE_MS)
+            yield ask.Pause(MARKERS_PAUSE_MS)
 
     def _end_transaction(self, *, commit: bool, deadline_ms: int) -> Procedure[Answered]:
         return (
             yield from self._asked(
-                lambda wait_ms: EndTransaction(
+                lambda wait_ms: ask.EndTransaction(
                     transactional_id=self.transactional_id, producer=self._producer, commit=commit, wait_ms=wait_ms
                 ),
                 f"Ending a transaction in {self.topic}",

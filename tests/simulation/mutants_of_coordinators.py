@@ -468,10 +468,15 @@ def _early(real: Any, self: Any, staged: Any) -> Any:
     return (yield from real(self, staged))
 
 
-mutant(
-    "files that are dropped are not removed", LEFT,
-    patch.object(decision_log, "RemoveBlocks", lambda _: Reached("nothing")), luck="outside",
-)  # fmt: skip
+@mutant("files that are dropped are not removed", LEFT, luck="outside")
+@in_place_of(DecisionLog, "commit")
+def _not_removed(real: Any, self: Any) -> Any:
+    def answer(request: requests.Request) -> Any:
+        return (yield Reached("nothing") if isinstance(request, RemoveBlocks) else request)
+
+    return requests.relayed(real(self), answer)
+
+
 mutant(
     "files are told apart by partition and offset", LEFT,
     patch.object(retention, "_key", lambda ref: (ref.partition, ref.offset)), luck="outside",
