@@ -135,8 +135,9 @@ class Coordinator:
                 effects = []
             case events.SavepointAsked(request, stop):
                 effects = self._savepoint_asked(request, now_ms, stop=stop)
-            case events.Room(worker, found):
-                (self.attempt.full_workers.discard if found else self.attempt.full_workers.add)(worker)
+            case events.Room(worker, has_room):
+                self.attempt.full_workers -= {worker}
+                self.attempt.full_workers |= set() if has_room else {worker}
                 effects = self._hold(now_ms) + self._stop_without_room(now_ms)
             case events.Stop():
                 effects = self._stop(now_ms)

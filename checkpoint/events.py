@@ -107,7 +107,7 @@ class Room(msgspec.Struct, frozen=True):
     """Whether a worker's disk has room for its state."""
 
     worker: int
-    found: bool
+    has_room: bool
 
 
 class Stop(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The errors of state, and whose fault each is."""
+"""The errors of state."""
 
 from __future__ import annotations
 

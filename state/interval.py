@@ -33,7 +33,7 @@ SLICE_ENTRIES = 2048
 PART_ENTRIES = 170_000
 """A dict copies its contents when it grows, while records wait: past 2^18 * 2/3 entries it is not let grow."""
 CHECKED_ENTRIES = 2048
-"""After its first checkpoint, a table decodes some so many states of each again: checking takes seven times as long as
+"""After its first checkpoint, a table decodes about so many states of each again: checking takes seven times as long as
 encoding, or more."""
 _SECTION_TARGET = 128 * 1024
 _ENTRIES_AT_FIRST = 64

@@ -124,19 +124,19 @@ class Committable(msgspec.Struct, frozen=True, kw_only=True):
 
     def within(self, other: Committable) -> Committable:
         """The part of it that is in the partitions of *other*."""
-        places = {(each.topic, each.partition) for each in other.written}
-        written = tuple(each for each in self.written if (each.topic, each.partition) in places)
+        places = {(written.topic, written.partition) for written in other.written}
+        written = tuple(one for one in self.written if (one.topic, one.partition) in places)
         return msgspec.structs.replace(self, written=written)
 
     @property
     def records(self) -> int:
         """The number of its records."""
-        return sum(each.count for each in self.written)
+        return sum(written.count for written in self.written)
 
     @property
     def counts(self) -> dict[tuple[str, int], int]:
         """The number of its records by (topic, partition)."""
-        return {(each.topic, each.partition): each.count for each in self.written}
+        return {(written.topic, written.partition): written.count for written in self.written}
 
 
 def shares(committables: Iterable[Committable]) -> dict[str, range]:

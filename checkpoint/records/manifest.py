@@ -291,16 +291,16 @@ def skips_between(
     >>> [place.offset for place in skips_between(None, ends, [RecordPlace("in", 0, each) for each in (4, 5)])]
     [4]
     """
-    begins = {} if previous is None else {(each.source, each.partition): each.offset for each in previous.offsets}
+    begins = {} if previous is None else {(o.source, o.partition): o.offset for o in previous.offsets}
     carried = previous is not None and bool(previous.channel_logs)
     return tuple(
         place
         for place in asked
         if any(
-            (each.topic, each.partition) == (place.topic, place.partition)
-            and place.offset < each.offset
-            and (carried or begins.get((each.source, each.partition), 0) <= place.offset)
-            for each in offsets
+            (end.topic, end.partition) == (place.topic, place.partition)
+            and place.offset < end.offset
+            and (carried or begins.get((end.source, end.partition), 0) <= place.offset)
+            for end in offsets
         )
     )
 

@@ -386,7 +386,7 @@ class Job:
                     self._feed(events.SourcesFinished())
             case msg.Progress():
                 self.report.progress(message)
-                self._feed(events.Room(message.subtask, found=not message.full))
+                self._feed(events.Room(message.subtask, has_room=not message.full))
             case msg.WorkerFailed(_, name, error_text):
                 text = self.options.client.redact(error_text)
                 self._feed(events.Failed(text, made_from(name, text, message.facts) if name else None))

@@ -70,9 +70,9 @@ class TableGroups:
 
     def _slices(self, groups: tuple[int, ...]) -> Generator[None, None, None]:
         """Read *groups*, but for those that a record has wanted meanwhile."""
-        for found in self._stored.reading(groups):
-            if found is not None and found[0] in self.unread:
-                group, state = found
+        for read in self._stored.reading(groups):
+            if read is not None and read[0] in self.unread:
+                group, state = read
                 # While a record wants this one, another may be partly read.
                 other, self._partly_read = self._partly_read, group
                 yield from self._store.load(group, state.states)

@@ -152,5 +152,5 @@ def size_of(value: Any, depth: int = SAMPLE_DEPTH) -> int:
         held = [value.__dict__]
     count = len(list(held)) if not isinstance(held, list | tuple) else len(held)
     if count > SAMPLE:  # of a large container, some stand for all
-        return size + count * sum(size_of(each, depth - 1) for each in islice(held, SAMPLE)) // SAMPLE
-    return size + sum(size_of(each, depth - 1) for each in held)
+        return size + count * sum(size_of(inner, depth - 1) for inner in islice(held, SAMPLE)) // SAMPLE
+    return size + sum(size_of(inner, depth - 1) for inner in held)

@@ -129,9 +129,9 @@ class TieredTable(BatchTable[S]):
         """Put the states of *keys* into `_states`; None where there is none."""
         states = self._states
         for layer in (*self._layers(), self._cold):
-            found = [key for key in keys if key in layer]
-            if found:
-                states.update((key, layer[key]) for key in found)
+            present = [key for key in keys if key in layer]
+            if present:
+                states.update((key, layer[key]) for key in present)
                 keys = [key for key in keys if key not in layer]
         if not keys:
             return

@@ -100,7 +100,7 @@ class ReadersCheck:
 
     def _owner(self, producer: ProducerState) -> _Owner:
         listed = self.transactions.list("", [producer.producer_id])
-        name = next((each.transactional_id for each in listed if each.producer_id == producer.producer_id), None)
+        name = next((one.transactional_id for one in listed if one.producer_id == producer.producer_id), None)
         return _Owner(name, self.transactions.describe([name])[name] if name is not None else None)
 
     def _report(self, held: _Held, owner: _Owner) -> None:
@@ -121,8 +121,8 @@ class ReadersCheck:
         now = self.transactions.producers((topic, partition) for topic, partition, *_ in held.places)
         start_offset = held.producer.transaction_start_offset
         return any(
-            each.producer_id == held.producer.producer_id and each.transaction_start_offset == start_offset
-            for each in now
+            producer.producer_id == held.producer.producer_id and producer.transaction_start_offset == start_offset
+            for producer in now
         )
 
     def _own_decision(self, held: _Held, owner: _Owner) -> None:

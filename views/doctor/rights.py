@@ -58,10 +58,10 @@ class RightsCheck:
         with self.findings.checking(what):
             self._compare("topic", topic, needed, facts.operations, what)
 
-    def _compare(self, kind: str, name: str, needed: tuple[str, ...], found: frozenset[str] | None, what: str) -> None:
-        if found is None:
+    def _compare(self, kind: str, name: str, needed: tuple[str, ...], allowed: frozenset[str] | None, what: str) -> None:
+        if allowed is None:
             raise ConfigError(f"the brokers do not say what we may do there ({what}): that needs Describe")
-        missing = [operation for operation in needed if operation not in found and "All" not in found]
+        missing = [operation for operation in needed if operation not in allowed and "All" not in allowed]
         if missing:
             self._missing(kind, name, missing, prefixed=False)
 

@@ -67,27 +67,27 @@ class SettingsCheck:
                 do="see which brokers are away, and their logs", level=NOTE,
             )  # fmt: skip
 
-    def _settings(self, facts: TopicFacts, found: Mapping[str, str | None]) -> None:
+    def _settings(self, facts: TopicFacts, given: Mapping[str, str | None]) -> None:
         subject, replicas = self.subject, min(facts.replicas)
         if facts.name == subject.checkpoint_topic:
-            self._fix(facts, "would not keep checkpoints safe", settings_at_odds(found, replicas))
+            self._fix(facts, "would not keep checkpoints safe", settings_at_odds(given, replicas))
             return
         wrong = []
-        if found.get("unclean.leader.election.enable") == "true":
+        if given.get("unclean.leader.election.enable") == "true":
             wrong.append(AtOdds("unclean.leader.election.enable", "false", "unclean.leader.election.enable is true"))
         if facts.name in subject.outputs:
-            wrong += self._output(facts, found)
+            wrong += self._output(facts, given)
         self._fix(facts, "may lose what is committed, or refuse it", wrong)
         sinks = self.subject.graph.sinks if self.subject.graph is not None else ()
         timed = any(gives_times(node.sink) for node in sinks if node.sink and node.sink.topic == facts.name)
-        if timed and found.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
+        if timed and given.get(TIMESTAMP_TYPE) == LOG_APPEND_TIME:
             shown = f"{TIMESTAMP_TYPE} is {LOG_APPEND_TIME}, and the sink has timestamp="
             self._fix(facts, "does not keep the times of its sink", [AtOdds(TIMESTAMP_TYPE, "CreateTime", shown)])
 
-    def _output(self, facts: TopicFacts, found: Mapping[str, str | None]) -> list[AtOdds]:
+    def _output(self, facts: TopicFacts, given: Mapping[str, str | None]) -> list[AtOdds]:
         """Settings that refuse records, or that lose them with a broker."""
         wrong = []
-        replicas, in_sync = min(facts.replicas), int(found.get("min.insync.replicas") or 1)
+        replicas, in_sync = min(facts.replicas), int(given.get("min.insync.replicas") or 1)
         needed = min_insync_needed(replicas)
         if not needed <= in_sync <= replicas:
             shown = f"min.insync.replicas is {in_sync} with {replicas} replicas, should be {needed}"
@@ -98,8 +98,8 @@ class SettingsCheck:
                 f"{in_sync}", whose="the cluster's", do="see which brokers are away, and their logs",
             )  # fmt: skip
         largest = int(self.subject.config.settings.get("message.max.bytes") or MESSAGE_BYTES_MAX)
-        if int(found.get("max.message.bytes") or largest) < largest:
-            shown = f"max.message.bytes is {found['max.message.bytes']}, and the sink sends up to {largest} in a record"
+        if int(given.get("max.message.bytes") or largest) < largest:
+            shown = f"max.message.bytes is {given['max.message.bytes']}, and the sink sends up to {largest} in a record"
             wrong.append(AtOdds("max.message.bytes", str(largest + 48_588), shown))
         return wrong
 

@@ -188,10 +188,10 @@ class ScriptedJob:
         return self(events.SavepointAsked(request, stop=bool(stop)))
 
     def _full(self, worker: str) -> list[events.Effect]:
-        return self(events.Room(int(worker), found=False))
+        return self(events.Room(int(worker), has_room=False))
 
     def _room(self, worker: str) -> list[events.Effect]:
-        return self(events.Room(int(worker), found=True))
+        return self(events.Room(int(worker), has_room=True))
 
 
 QUERIES: dict[str, Callable[[Coordinator], str]] = {
