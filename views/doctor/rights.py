@@ -58,7 +58,9 @@ class RightsCheck:
         with self.findings.checking(what):
             self._compare("topic", topic, needed, facts.operations, what)
 
-    def _compare(self, kind: str, name: str, needed: tuple[str, ...], allowed: frozenset[str] | None, what: str) -> None:
+    def _compare(
+        self, kind: str, name: str, needed: tuple[str, ...], allowed: frozenset[str] | None, what: str
+    ) -> None:
         if allowed is None:
             raise ConfigError(f"the brokers do not say what we may do there ({what}): that needs Describe")
         missing = [operation for operation in needed if operation not in allowed and "All" not in allowed]
