@@ -41,7 +41,7 @@ class UndecidedOutput:
         plan.order_logs = [log for checkpoint, log in self.order_logs if checkpoint <= plan.checkpoint]
 
     def completed(self, completed: int) -> None:
-        """Drop what the manifest of checkpoint *completed* carries."""
+        """Drop the output that the manifest of checkpoint *completed* carries."""
         self.precommits = [(p, begun_ms) for p, begun_ms in self.precommits if p.checkpoint > completed]
         self.staged = [staged for staged in self.staged if staged.committable.checkpoint > completed]
         self.order_logs = [(checkpoint, log) for checkpoint, log in self.order_logs if checkpoint > completed]
@@ -53,7 +53,7 @@ class UndecidedOutput:
 
 @dataclass
 class Attempt:
-    """What one set of workers has reported since it was started."""
+    """The reports of one set of workers since their start."""
 
     number: int = 0
     delay_ms: int = 0
@@ -70,7 +70,7 @@ class Attempt:
     failed_in_row: int = 0
     """Late checkpoints since the last completed one."""
     full_workers: set[int] = field(default_factory=set)
-    """Workers whose state finds no room on the disk."""
+    """Workers without room for their state on the disk."""
     held: bool = False
     """Whether sources are paused."""
     read_by: int | None = None

@@ -118,7 +118,7 @@ class Scanned:
     unreadable: tuple[str, ...] = ()
     """Damaged places, which were skipped."""
     written_at_ms: Mapping[str, int] = field(default_factory=dict)
-    """By key, when a block was put, for people; empty if the storage does not know."""
+    """The times at which blocks were put, by key, for people; empty if the storage does not know."""
 
 
 class AttemptBlocks(Protocol):

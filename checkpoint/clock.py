@@ -12,4 +12,4 @@ class Clock(Protocol):
         """Since 1970, by the wall clock. It may jump either way: for people, never for timeouts."""
 
     def monotonic_ms(self) -> int:
-        """For intervals and timeouts."""
+        """A time that never goes back, for intervals and timeouts."""

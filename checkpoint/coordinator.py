@@ -341,7 +341,7 @@ class Coordinator:
         spent = self.attempt.undecided.transactions_max() > self.settings.slots - self._producers_needed
         if not stuck or not (late or spent) or self._waits_for_room(tick):
             return []
-        since = "behind so many declined checkpoints" if spent else f"for {self.settings.timeout_ms} ms"
+        since = "after so many declined checkpoints" if spent else f"for {self.settings.timeout_ms} ms"
         waiting = ", ".join(f"sink {sink} subtask {index}" for sink, index in self.attempt.lacking(self.sinks, 2))
         reason = f"no producer was ready {since} at {waiting}"
         if tick.hanging:

@@ -49,7 +49,7 @@ class KnownBlocks(Retention):
         """Other storages, in which older incarnations may have kept blocks."""
         self._ahead = staging or settings.max_concurrent > 1
         self._ends: dict[int, Offsets] = {}
-        """By completed checkpoint that may be a base: ends after which everything lies that builds on it."""
+        """Ends after which all blocks lie that build on a checkpoint, by checkpoint that may be a base."""
         self._attempt = (0, 0)
         self._begun_at: Offsets = ()
         self._seen_to: Offsets = ()
@@ -178,7 +178,7 @@ class KnownBlocks(Retention):
         self._search_again = self._own_too = True
 
     def expire(self, manifest: Manifest, pinned: Iterable[int] = ()) -> Procedure[Dropped]:
-        """What nobody needs now that *manifest*, the newest, is durable; see `Ledger.expire`.
+        """Drop everything that nobody needs now that *manifest*, the newest, is durable; see `Ledger.expire`.
 
         The last search for late blocks comes with the attempt's first checkpoint: whatever arrives after it is a
         zombie's.

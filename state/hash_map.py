@@ -1,8 +1,8 @@
 """The backend that keeps all states in memory: a dict for each table.
 
 The newest state of every key lies in one dict, and the changes since the last barrier in that of the interval as well.
-So freezing only sets an interval aside, and what is encoded of it never changes: states of mutable types are cloned
-when a record first touches them while an older interval is open.
+So freezing only sets an interval aside, and its states never change: mutable ones are cloned when a record touches them
+while an older interval is open.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ S = TypeVar("S")
 
 
 class HashMapBackend:
-    """A `StateBackend`: what is stored is read at once."""
+    """A `StateBackend` that reads all stored state at once."""
 
     def table(self, stored: StoredState[S]) -> Table[S]:
         return KeyedTable(stored)
@@ -43,7 +43,7 @@ class KeyedTable(BatchTable[S]):
         self._states: dict[bytes, S | None] = {}
         """None: deleted, and a record of the interval that did so is not distributed yet."""
         self._keys: dict[int, dict[bytes, None]] = {group: {} for group in stored.groups}
-        """By key group, at least the keys that had a state at the last barrier that was distributed."""
+        """At least the keys that had a state at the last distributed barrier, by key group."""
         merging = Merging(stored.credit, stored.share)
         for group, read in stored.read(stored.groups).items():
             self._states.update(read.states)

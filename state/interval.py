@@ -46,7 +46,7 @@ ByGroup = defaultdict[int, list[T]]
 
 @dataclass
 class TableContents(Generic[S]):
-    """What a hash map's intervals share with it."""
+    """The parts of a hash map that its intervals share."""
 
     states: dict[bytes, S | None]
     keys: Mapping[int, dict[bytes, None]]
@@ -69,7 +69,7 @@ class Interval(Generic[S]):
         """Whether encoding still reads states that records may change."""
         self.encoded = False
         self.credit = 0.0
-        """What merging had left after this interval's images."""
+        """The credit of merging after this interval's images."""
         self._parts: list[dict[bytes, S | None]] = [{}]
         """The changes that are not distributed yet. If several parts have a key, the last one counts."""
         self._dropped: set[bytes] = set()

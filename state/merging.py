@@ -26,9 +26,9 @@ class Merging:
         self.share = share
         """The share of the subtask's key groups in the table; the others are taken to be as large."""
         self.entries: dict[int, int] = {}
-        """By group, the entries in its increments since its image."""
+        """The entries in a group's increments since its image, by group."""
         self.oldest: dict[int, int] = {}
-        """By group, the checkpoint of its first increment since its image."""
+        """The checkpoint of a group's first increment since its image, by group."""
 
     def incremented(self, group: int, checkpoint: int, entries: int) -> None:
         """*group* got an increment. Checkpoints may come in any order."""

@@ -28,7 +28,7 @@ Clock = dict[Hashable, int]
 @dataclass(frozen=True)
 class Cut:
     positions: Mapping[Any, int]
-    """By process: the number of its events before its state was recorded."""
+    """The number of events of each process before its state was recorded."""
     in_flight: Mapping[Any, tuple[Any, ...]] = field(default_factory=dict)
     """The recorded messages by channel."""
 

@@ -55,7 +55,7 @@ class TransactionCommits(CommitProtocol):
     fenced_below: tuple[int, int] = (0, 0)
     """(incarnation, attempt): the transactional ids of all attempts below it have been fenced; see `sweep`."""
     counted: dict[str, Committable] = field(default_factory=dict)
-    """By transactional id, the precommits of this attempt that were counted as they arrived."""
+    """Precommits of this attempt that were counted as they arrived, by transactional id."""
     _checked: dict[str, Committable] = field(default_factory=dict)
     """Likewise, the precommits that were checked for the present plan."""
     _standing: tuple[Committable, ...] = ()

@@ -67,9 +67,9 @@ class Fates:
     """The fates of a manifest's committables after their commit."""
 
     known: Mapping[str, str] = field(default_factory=dict)
-    """By name, the fates of committed ones."""
+    """The fates of committed ones, by name."""
     unsettled: Mapping[str, str] = field(default_factory=dict)
-    """By name, the state of the others: "refused", "unknown", "held" behind an earlier one. See `finish`."""
+    """The state of the others, by name: "refused", "unknown", "held" by an earlier one. See `finish`."""
 
 
 class CommitProtocol(ABC):
@@ -117,7 +117,7 @@ class CommitProtocol(ABC):
     # --- decisions
 
     def acknowledged(self, precommits: Iterable[Precommit], outputs: Outputs) -> Procedure[None]:
-        """Look at *precommits* as they come. What cannot be known yet is left to `prepare`.
+        """Look at *precommits* as they come. Facts that are not known yet are left to `prepare`.
 
         *outputs* are the topics that sinks write to, by the last look.
         """

@@ -1,8 +1,8 @@
 """The bytes of the checkpoint topic: Avro single-object values and their keys.
 
 A value is 0xC3 0x01, the CRC-64-AVRO fingerprint of the schema it was written with (little endian), and Avro binary.
-A schema that has been written is never changed: a new version is appended to its table, the last is the one that is
-written, and all are read, resolved to the last. Sizes are bounded before anything is decoded, and whatever is wrong
+A schema in use never changes: a new version is appended to its table. The last version is written, and all are read,
+resolved to the last. Sizes are bounded before anything is decoded, and whatever is wrong
 with a value raises `DamagedRecord`.
 """
 
@@ -32,7 +32,7 @@ _HEADER_SIZE = 10
 
 
 class DamagedRecord(Halt):
-    """A record of the checkpoint topic is not what was written there."""
+    """A record of the checkpoint topic is damaged."""
 
 
 class TooLarge(InvariantViolation):
@@ -202,7 +202,7 @@ SCHEMAS: dict[type, tuple[dict[str, object], ...]] = {
         ),
     ),
 }
-"""By class: every version of its schema that was ever written, oldest first."""
+"""Every version of a schema that was ever written, by class, oldest first."""
 
 SIZE_MAX: dict[type, int] = {
     Manifest: MANIFEST_SIZE_MAX,

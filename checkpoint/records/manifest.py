@@ -119,7 +119,7 @@ class OperatorSnapshot(msgspec.Struct, frozen=True):
     state_bytes: int
     """Bytes of all blocks that make up the state."""
     index: tuple[tuple[BlockRef, ...], ...]
-    """By subtask: the index block, in several parts if it is large; empty for a subtask without state."""
+    """The index block of each subtask, in several parts if it is large; empty for a subtask without state."""
 
 
 class OrderLog(msgspec.Struct, frozen=True):
@@ -166,9 +166,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     block_partitions: int
     """Partitions of the checkpoint topic, frozen here."""
     block_end_offsets: tuple[int, ...]
-    """By partition of the checkpoint topic: the search for orphans begins here, since no earlier block can become one
-    once this is finalized. The ends when this was written, or, while later checkpoints may be in flight, when its base
-    was."""
+    """The offsets, by partition of the checkpoint topic, where the search for orphans begins: no earlier block can
+    become one once this is finalized. They are the ends when this was written, or, while later checkpoints may be in
+    flight, when its base was."""
     written_bytes: int
     """Bytes of the blocks that this checkpoint wrote."""
     offsets: tuple[SourceOffset, ...]

@@ -31,10 +31,10 @@ class Commits:
     """The fates of a set of committables that a durable record names."""
 
     fates: dict[str, str] = field(default_factory=dict)
-    """By transactional id: "committed" (the broker said so, its markers are there) or "proven" (its records are)."""
+    """"committed" (the broker said so, its markers are there) or "proven" (its records are), by transactional id."""
     unknown: list[Committable] = field(default_factory=list)
     lost: list[Committable] = field(default_factory=list)
-    """Decided ones that the broker aborted, with only the partitions where that is so."""
+    """Decided ones that the broker aborted, reduced to the partitions where it did."""
     gone: list[Committable] = field(default_factory=list)
     """Their records' offsets have been removed, so that their fate is unknown."""
     held: list[Committable] = field(default_factory=list)
@@ -152,7 +152,7 @@ def sweep(
     committed: set[int] = set()
     """Producer ids that showed a commit before they were ended here."""
     # A zombie may initialise or begin between listing and end, which then fails by the epoch: it is listed again.
-    # What comes back after that holds a fenced epoch, or an id that the next sweep finds.
+    # A zombie that comes back later has a fenced epoch, or an id that the next sweep finds.
     for _ in range(SWEEPS_MAX):
         targets = []
         for listed in (yield ask.ListTransactions(transaction_prefix(pipeline))):

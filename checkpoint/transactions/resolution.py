@@ -73,7 +73,7 @@ class Resolution:
             committable.lost = committable.original.within(part)
 
     def chains(self, commits: Commits) -> list[Sequence[str]]:
-        """For each lost transaction, itself and later ones of its sink subtask: these are repaired together."""
+        """Each lost transaction with later ones of its sink subtask: these are repaired together."""
         names = {committable.current.transactional_id: name for name, committable in self._all.items()}
         held = [(committable.writer, names[committable.transactional_id]) for committable in commits.held]
         return [

@@ -72,7 +72,7 @@ class TransactionalWriter:
         self._produced = False
         """Whether the open transaction is complete."""
         self._offsets: dict[int, int] = {}
-        """By partition, the offset of its first record."""
+        """The offset of its first record, by partition."""
         self._sent: set[int] = set()
         """Partitions where the open transaction may have records."""
 

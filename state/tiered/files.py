@@ -90,11 +90,11 @@ class LocalFiles:
         self._lock = Lock()
         """Held while `_saved` changes."""
         self._saved: dict[int, Path] = {}
-        """By checkpoint, the databases that this process has saved or taken."""
+        """The databases that this process has saved or taken, by checkpoint."""
         self._distrusted = False
         self._wanted = wanted
         self._begun: dict[int, tuple[Future[None], Path, dict[str, Any]]] = {}
-        """By checkpoint, saved databases without a name: the future, the path, fields of the marker."""
+        """Saved databases without a name, by checkpoint: the future, the path, fields of the marker."""
         self._save_at_s = 0.0
         with _locked(self._folder / "lock"):
             self._clean(folder, wanted)

@@ -1,4 +1,4 @@
-"""The key groups of a tiered table: how far they are read from blocks, and what is known of each.
+"""The key groups of a tiered table: their reading from blocks, and the bookkeeping for each.
 
 A key group comes into the store whole and at one moment, though it is read in slices. No record of it has been applied
 until then, so nothing that is read hides a change.

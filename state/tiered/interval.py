@@ -59,7 +59,7 @@ class TieredInterval(Generic[S]):
         self.blocks: BlockSequence = ()
         self.encoded = False
         self.credit = 0.0
-        """What merging had left after this interval's images."""
+        """The credit of merging after this interval's images."""
         self.number = number
         self.spilled = 0
         """Changes that were noted in the store."""
@@ -88,7 +88,7 @@ class TieredInterval(Generic[S]):
             require(self.encoded, "an interval whose encoding failed is not encoded further")
 
     def spill(self) -> None:
-        """Settle a slice of what the interval holds, which has no barrier yet, and all before it is settled."""
+        """Settle a slice of this interval, before its barrier; all older intervals are settled."""
         if next(self._spilling, _DONE) is _DONE:
             self.spilled += len(self.layers[-1])
             self.layers.append({})

@@ -224,7 +224,7 @@ class TieredTable(BatchTable[S]):
         self._files.completed(min(self._history.chains))
         self._files.name(checkpoint, index_digest(parts) if parts else b"")
 
-    # --- what is there ------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     def get(self, key: bytes) -> S | None:
         if key not in self._states:

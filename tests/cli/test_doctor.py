@@ -189,7 +189,7 @@ def test_input_that_retention_has_taken(orders: Orders) -> None:
     orders.ran()
     orders.kafka.delete_records(f"{orders.name}-orders", {0: 1})
     (older,) = about(examined(orders), "inputs")
-    assert f"{orders.name}-orders no longer has the input behind checkpoint 0" in older.what
+    assert f"{orders.name}-orders no longer has the input after checkpoint 0" in older.what
     orders.write(700)
     orders.kafka.delete_records(f"{orders.name}-orders", {0: -1, 1: -1})
     found = about(examined(orders), "inputs")

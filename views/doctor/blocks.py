@@ -22,7 +22,7 @@ def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
     history, newest = subject.history, subject.newest
     if history is None or newest is None:
         return
-    what = "all blocks" if deep else "indexes of blocks, and orphans behind the last checkpoint"
+    what = "all blocks" if deep else "indexes of blocks, and orphans after the last checkpoint"
     with findings.checking(what):
         topic = find_topic(subject.config.confluent(), subject.name)
         with closing(Storages(subject.config, topic)) as storages:

@@ -48,7 +48,7 @@ def _unread(subject: Subject, newest: Manifest, topics: Topics, topic: Topic, fi
     for manifest in subject.history.retained if subject.history is not None else ():
         if any(o.topic == topic.name and first.get(o.partition, 0) > o.offset for o in manifest.offsets):
             findings.add(
-                "inputs", f"{topic.name} no longer has the input behind checkpoint {manifest.checkpoint}, which is "
+                "inputs", f"{topic.name} no longer has the input after checkpoint {manifest.checkpoint}, which is "
                 f"retained: the checkpoint after it can be neither audited nor repaired by a replay",
                 whose="retention of the topic",
                 do="raise retention.ms of the topic above the age of the oldest checkpoint, or keep fewer checkpoints "
