@@ -205,9 +205,8 @@ class DecisionLog:
     def _is_visible(self, look: ask.LookOnce) -> Procedure[bool]:
         """Whether readers see the last commit; False also if the broker stays away.
 
-        Only then may anything rely on it, and another transaction begin: a broker may lose the markers of the last one
-        (see `settling`), and the end of the next would decide it. That readers get past it proves nothing: this process
-        may have slept and been fenced, and the transaction without markers aborted.
+        Only then may anything rely on it, and another transaction begin. That readers get past it proves nothing: this
+        process may have slept and been fenced, and the transaction without markers aborted.
         """
         began_ms = self._clock.monotonic_ms()
 

@@ -138,13 +138,10 @@ def sweep(
 ) -> Procedure[int]:
     """Abort and fence every transactional id of older attempts, in whatever state; returns how many.
 
-    An id in state `Empty` belongs to a producer that may still open a transaction: aborting it raises the epoch, which
-    fences that producer. Ids of attempts below *fenced_below* (incarnation, attempt) are left alone once complete, else
-    each sweep would renew them, and they never expired. That is safe: a sweep for *fenced_below* has ended every id of
-    that time, so the epoch of every producer of that time is stale. A producer initialised since shows as `Empty`, then
-    as `Ongoing`, until any end of its transaction makes its epoch stale as well. A sweep that protects ids fences only
-    the others: no *fenced_below* follows from it. Ids in *protected* are named by a durable record and not touched. In
-    the partitions *outputs* none of the others is open in the end, even if the broker has lost markers.
+    Ids of attempts below *fenced_below* (incarnation, attempt) are left alone once complete, so that they expire; see
+    docs/design/sink-transactions.md. Ids in *protected* are named by a durable record and not touched; no
+    *fenced_below* follows from such a sweep. In the partitions *outputs* none of the others is open in the end, even if
+    the broker has lost markers.
     """
     fenced: set[str] = set()
     names: dict[int, str] = {}

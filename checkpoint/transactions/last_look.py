@@ -2,8 +2,7 @@
 
 A new coordinator fences first, and writes its first record some moments later: until then only its transactional id
 shows it. Invariant: the returned history was read while nobody began, or a beginning took longer than
-`BEGINNING_TIMEOUT_MS`. Safety never rests on it. A coordinator that begins within the milliseconds between the look and
-the fence is fenced: it has decided nothing by then, and nothing is lost.
+`BEGINNING_TIMEOUT_MS`. Safety never rests on it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Markers end a transaction in each of its partitions; a broker may lose them (docs/design/lost-markers.md).
 
-EndTxn answers before the markers are written. A partition without leader at that moment may never get its own
-(KAFKA-20734): the transaction shows as complete, yet its records and all later ones stay invisible, and the next marker
-of the same producer id decides them, even that of an abort.
-
 Invariants: a transaction counts as ended only once no partition shows it as open; a lost marker is written again with
-the verdict of the durable record, by a transaction without records under the id's present epoch. This needs no
-initialisation, so it aborts nothing, and every process that repeats it, even a zombie, does the same. That epoch was
-asked for before a partition showed the marker as lost: an id that has gone on since has another one.
+the verdict of the durable record, by a transaction without records under the id's present epoch. That epoch was asked
+for before a partition showed the marker as lost: an id that has gone on since has another one.
 """
 
 from __future__ import annotations

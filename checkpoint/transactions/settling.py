@@ -1,12 +1,8 @@
 """The settling of a coordinator's transactional id: before it gets a new producer, none of its transactions is open.
 
-A broker that dies after its answer to EndTxn may lose the markers (KAFKA-20734). Then a decision is durable, yet
-invisible, and the next end of its producer id, even an abort, decides it anew.
-
-Invariants: nobody acts upon a decision, or begins another, before readers see it. So at most one lacks its markers, and
-either end is right, if it is the same in every partition. It gets the end that the id shows, which keeps the work, at
-the epoch that the id shows: a process that looked before another settled it writes nothing. Afterwards no older
-producer of the id can write: each was fenced by an end that changes nothing.
+See docs/design/decision-log.md. Invariants: nobody acts upon a decision, or begins another, before readers see it. So
+at most one lacks its markers, and either end is right, if it is the same in every partition. It gets the end that the
+id shows, at the epoch that the id shows. Afterwards no older producer of the id can write.
 """
 
 from __future__ import annotations

@@ -6,9 +6,6 @@ initialised once, in `open`, so that a fenced writer cannot come back. A request
 was: the broker takes a batch by its sequence once, and answers the same end alike. `NOT_WRITTEN`: the commit was never
 asked for; `DONE`: it was confirmed; `UNKNOWN` is everything between, and ends the writer. No transaction begins before
 the abort of the previous one is confirmed, and has its markers.
-
-librdkafka's producer keeps one epoch over all its transactions: EndTxn of *k*, repeated after a lost connection and
-held up on the way, would end *k+1*.
 """
 
 from __future__ import annotations
