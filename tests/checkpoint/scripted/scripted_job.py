@@ -137,8 +137,9 @@ class ScriptedJob:
             words, extra["staged"] = words[:-1], (StagedAck(row),)
         if "with" in words:
             place = words.index("with")
-            words, extra["precommits"] = words[:place], tuple(
-                precommit(int(checkpoint), int(each)) for each in words[place + 1 :]
+            words, extra["precommits"] = (
+                words[:place],
+                tuple(precommit(int(checkpoint), int(each)) for each in words[place + 1 :]),
             )
         subtasks = words[1:] or ["0", "1"]
         acks = (events.Ack("task", int(each), int(checkpoint), **extra) for each in subtasks)
