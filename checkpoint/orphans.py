@@ -217,13 +217,10 @@ def when_given_up(pipeline: str, savepoint: int) -> str:
 
 def beyond_repair(manifest: Manifest, why: str) -> Halt:
     """The halt where the newest checkpoint, *manifest*, cannot be restored."""
+    place = manifest.storage or f"the topic {checkpoint_topic(manifest.pipeline)}"
     return Halt(
         f"The state of checkpoint {manifest.checkpoint} cannot be restored. {why}\n"
         f"  The output of that checkpoint is visible: an older one would write it again, so none is tried.\n"
-        f"  Choices: restore {_place_of_blocks(manifest)} from a replica or backup and run "
+        f"  Choices: restore {place} from a replica or backup and run "
         f"again; or `exactlyonce reset {manifest.pipeline}` and recompute from the input into new output topics."
     )
-
-
-def _place_of_blocks(manifest: Manifest) -> str:
-    return manifest.storage or f"the topic {checkpoint_topic(manifest.pipeline)}"

@@ -188,7 +188,8 @@ class StateType(Generic[S]):
         if kind is tuple:
             return any(map(self.shares, output))
         if kind not in self.sharing:
-            self.sharing[kind] = _overlap(self._parts, _parts_of(kind))
+            own, parts = self._parts, _parts_of(kind)
+            self.sharing[kind] = own is None or parts is None or not own.isdisjoint(parts)
         return self.sharing[kind]
 
     def encode(self, states: Sequence[S], *, checked: bool = True) -> bytes:
@@ -327,14 +328,12 @@ class StateType(Generic[S]):
             if not steps and (unresolved := _unresolved(written, self.schema)):
                 raise self._incompatible(written, "; ".join(unresolved))
             return
-        if version == self.version and (gone := lost(written, self.schema, self.name, self._may_go)):
-            raise self._incompatible(written, f"{', '.join(gone)} would be lost")
+        if version == self.version:
+            may_go = has_default if not self.drops_fields else lambda field: True
+            if gone := lost(written, self.schema, self.name, may_go):
+                raise self._incompatible(written, f"{', '.join(gone)} would be lost")
         if not steps and (missing := unfit(written, self.schema, self.name)):
             raise self._incompatible(written, "; ".join(missing))
-
-    def _may_go(self, field: Any) -> bool:
-        """Whether a field of this schema may be dropped, if it has its default."""
-        return self.drops_fields or has_default(field)
 
     def has_keys(self, written: Any) -> bool:
         """Whether the operator still has keys of schema *written*, as far as both are known."""
@@ -479,11 +478,6 @@ def _mutable_parts(info: inspect.Type, seen: frozenset[type] = frozenset()) -> f
             return None
         own |= parts
     return frozenset(own)
-
-
-def _overlap(some: frozenset[type] | None, others: frozenset[type] | None) -> bool:
-    """Whether both may have a class in common."""
-    return some is None or others is None or not some.isdisjoint(others)
 
 
 def _parts_of(class_: type) -> frozenset[type] | None:
