@@ -26,8 +26,12 @@ def indexes_of(manifest: Manifest) -> Iterator[BlockRef]:
 def named_by(manifest: Manifest) -> Iterator[BlockRef]:
     """Every block that *manifest* names itself: indexes, order logs, in-flight records, staged output."""
     yield from indexes_of(manifest)
-    for holder in (*manifest.order_logs, *manifest.channel_logs, *manifest.staged):
-        yield from holder.blocks
+    for order_log in manifest.order_logs:
+        yield from order_log.blocks
+    for channel_log in manifest.channel_logs:
+        yield from channel_log.blocks
+    for staged in manifest.staged:
+        yield from staged.blocks
 
 
 def tombstones(blocks: Iterable[StoredBlock]) -> tuple[Write, ...]:

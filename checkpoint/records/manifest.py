@@ -221,7 +221,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def records_committed(self) -> int:
         """The number of records that it makes visible."""
-        return sum(committable.records for committable in (*self.committables, *self.staged))
+        return sum(one.records for one in self.committables) + sum(one.records for one in self.staged)
 
 
 class Restored(msgspec.Struct, frozen=True):
