@@ -141,7 +141,7 @@ class ChandyLamport:
 
     def _begin(self, snapshot: int) -> list[SnapshotAction]:
         """Record the state and send the markers, unless that is done."""
-        require(snapshot >= self._forgotten_below, f"snapshot {snapshot} is not complete everywhere")
+        require(snapshot >= self._forgotten_below, f"snapshot {snapshot} was said to be complete everywhere")
         if snapshot in self._recordings or snapshot in self._complete:
             return []
         self._recordings[snapshot] = _Recording(self.inputs)
