@@ -131,7 +131,7 @@ class Rates(NamedTuple):
 
 def rounds(bench: Bench, source: str, records: int, count: int) -> Iterator[Rates]:
     """All three in turns; each must write one total for each order."""
-    from exactlyonce.engines.spark.data_source import register
+    from exactlyonce.spark import register
 
     with session(MASTER, {"spark.driver.memory": "3g"}, "benchmark") as spark, TemporaryDirectory() as folder:
         register(spark)

@@ -88,7 +88,7 @@ def _lines(loops: list[subprocess.Popen[bytes]]) -> list[bytes]:
 
 def rounds(bench: Bench, topic: str, records: int, count: int) -> Iterator[Rates]:
     """All in turns, without Spark's first."""
-    from exactlyonce.engines.spark.data_source import register
+    from exactlyonce.spark import register
 
     servers = bench.cluster.servers
     topics = Topics(ClientConfig({"bootstrap.servers": servers}))

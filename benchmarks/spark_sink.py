@@ -62,7 +62,7 @@ def scenario(bench: Bench) -> Iterator[Figure]:
     import plain_sink
     from pyspark import cloudpickle
 
-    from exactlyonce.engines.spark.data_source import register
+    from exactlyonce.spark import register
 
     cloudpickle.register_pickle_by_value(plain_sink)  # type: ignore[no-untyped-call]  # workers do not find the file
     pairs: list[tuple[float, float]] = []

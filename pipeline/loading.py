@@ -65,7 +65,7 @@ def load_reference(reference: Mapping[str, Any]) -> Pipeline:
             return _here[number]
         raise ConfigError("a pipeline of another process cannot be imported")
     module, attribute = str(reference["module"]), str(reference["attribute"])
-    found = _import(module, str(reference["path"]))
+    found = import_module(module, str(reference["path"]))
     if not hasattr(found, attribute):
         names = _pipelines(vars(found))
         near = get_close_matches(attribute, names, 1)
@@ -109,7 +109,7 @@ def importable(pipeline: Pipeline) -> Loaded:
             f"worker processes import pipeline {pipeline.name!r}, and no name of a module is bound to it: "
             f"assign it to one, or use `exactlyonce run module:function`; {_INLINE}"
         )
-    scope, attribute = bound[0]
+    scope, attribute = next((each for each in bound if "__file__" in each[0]), bound[0])
     module, path = _module_name(scope)
     loaded = _loaded({"module": module, "attribute": attribute, "params": {}, "path": str(path)})
     if loaded.pipeline.build().fingerprint() != pipeline.build().fingerprint():
@@ -125,7 +125,10 @@ def _module_name(scope: Mapping[str, Any]) -> tuple[str, Path]:
     """The name and folder by which the module with these globals is imported."""
     spec, file = scope.get("__spec__"), scope.get("__file__")
     if file is None:
-        raise ConfigError(f"worker processes cannot import a pipeline of a notebook or a prompt: save it; {_INLINE}")
+        raise ConfigError(
+            f"worker processes cannot import a pipeline of a notebook or a prompt: save it as a module, or begin its "
+            f"cell with %%pipeline NAME, after %load_ext exactlyonce; {_INLINE}"
+        )
     folder = Path(file).resolve().parent
     if spec is None:
         name = Path(file).stem
@@ -136,7 +139,8 @@ def _module_name(scope: Mapping[str, Any]) -> tuple[str, Path]:
     return spec.name, folder.parents[depth - 1] if depth else folder
 
 
-def _import(name: str, path: str) -> ModuleType:
+def import_module(name: str, path: str) -> ModuleType:
+    """The module *name*, which is looked for in the folder *path* first; `ConfigError` if it cannot be imported."""
     if name == "__main__":
         raise ConfigError(f"worker processes cannot import __main__: name the module; {_INLINE}")
     if path not in sys.path:

@@ -57,12 +57,10 @@ def session(master: str | None, conf: Mapping[str, str], name: str, log: Path | 
     sessions = _session_class()
     if (theirs := _running(sessions)) is not None:
         _refuse_choices({"--master": master, "--spark-conf": conf, "--spark-log": log})
-        _refuse_speculation_in(theirs)
         yield theirs
         return
     spark = _started(sessions.builder, master, conf, name, log or Path(os.devnull))
     try:
-        _refuse_speculation_in(spark)
         yield spark
     finally:
         with suppress(Exception):  # whatever py4j raises where the JVM is gone: then it has stopped
@@ -95,7 +93,7 @@ def _started(
     if master is None and not submitted:
         master = MASTER_DEFAULT
     settings = {**({} if submitted else _defaults(master or "")), **conf}
-    refuse_speculation(settings)
+    _refuse_speculation(settings)
     _name_python(settings.get("spark.pyspark.python"))
     if not submitted:
         builder = builder.appName(name)
@@ -115,8 +113,9 @@ def _started(
         raise not_ready(f"Spark could not be started {chosen}.", error) from None
 
 
-def _refuse_speculation_in(spark: SparkSession) -> None:
-    refuse_speculation({"spark.speculation": spark.conf.get("spark.speculation", "false") or "false"})
+def refuse_speculation_in(spark: SparkSession) -> None:
+    """Raise `ConfigError` if *spark* would run a task twice at the same time."""
+    _refuse_speculation({"spark.speculation": spark.conf.get("spark.speculation", "false") or "false"})
 
 
 @contextmanager
@@ -145,8 +144,7 @@ def runs_here(spark: SparkSession) -> bool:
     return not connects and is_local(spark.conf.get("spark.master", "") or "")
 
 
-def refuse_speculation(settings: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if Spark would run a task twice at the same time."""
+def _refuse_speculation(settings: Mapping[str, str]) -> None:
     if settings.get("spark.speculation", "false").lower() in _TRUE:
         raise ConfigError(
             "spark.speculation is on: a task would run twice at the same time, and so would its transaction. Turn it "

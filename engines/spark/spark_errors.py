@@ -11,8 +11,9 @@ from exactlyonce.pipeline.errors import ConfigError
 
 _REASON_CHARACTERS = 2_000
 _ENVIRONMENT = (
-    "Give the executors a packed environment with exactlyonce, pandas, pyarrow and what your pipeline imports: "
-    "--spark-conf spark.archives=environment.tar.gz#environment --spark-conf "
+    "On this machine, set os.environ['PYSPARK_PYTHON'] = sys.executable before your program builds its session. On a "
+    "cluster, give the executors a packed environment with exactlyonce, pandas, pyarrow and what your pipeline "
+    "imports: --spark-conf spark.archives=environment.tar.gz#environment --spark-conf "
     "spark.pyspark.python=./environment/bin/python. How to pack one: docs/spark.md."
 )
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'|\[PACKAGE_NOT_INSTALLED\] (\w+)")

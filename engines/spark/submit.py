@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from exactlyonce.engines.bounded.submit import Executors, Submit, perform, settled
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-from exactlyonce.engines.spark.session import cores, runs_here
+from exactlyonce.engines.spark.session import cores, refuse_speculation_in, runs_here
 from exactlyonce.engines.spark.spark_errors import in_short, is_sparks, known_cause
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, require
 
@@ -29,7 +29,11 @@ class StageFailed(ExactlyOnceError):
 
 
 def submit_to(spark: SparkSession, started: Callable[[str, int], None] = lambda stage, units: None) -> Submit:
-    """A `Submit` whose units are tasks of *spark*; *started* is told of each stage and how many units it has."""
+    """A `Submit` whose units are tasks of *spark*; *started* is told of each stage and how many units it has.
+
+    Raises `ConfigError` if *spark* would run a task twice at the same time.
+    """
+    refuse_speculation_in(spark)
 
     def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
         started(stage, len(work))

@@ -39,8 +39,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local session of two cores, which tries a failed task three times, with our format registered."""
     from pyspark.sql import SparkSession
 
-    from exactlyonce.engines.spark.data_source import register
     from exactlyonce.engines.spark.session import LONG_TIMEOUTS
+    from exactlyonce.spark import register
 
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join([*PIPELINES, os.environ.get("PYTHONPATH", "")])  # of Spark's workers

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from exactlyonce.engines.spark.bounded_work import audit, backfill, catch_up, replay
 from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.spark import audit, backfill, catch_up, replay
 from exactlyonce.testing.cluster import KafkaCluster
 
 if TYPE_CHECKING:
@@ -58,3 +58,17 @@ def test_a_notebook_does_what_the_commands_do(
     replayed = replay(spark, pipeline, more.manifest.checkpoint, into=f"{topic_name}-again", **given)
     assert (replayed.agrees, replayed.records, replayed.produced) == (True, 5, 5)
     assert len(kafka.read_committed(f"{topic_name}-again")) == 5
+
+
+def test_a_session_that_runs_tasks_twice_is_refused(spark: SparkSession) -> None:
+    for name, value in {
+        "spark.sql.legacy.setCommandRejectsSparkCoreConfs": "false",
+        "spark.speculation": "true",
+    }.items():
+        spark.conf.set(name, value)
+    try:
+        with pytest.raises(ConfigError, match=r"spark\.speculation is on"):
+            backfill(spark, "nobody:pipeline", bootstrap_servers="127.0.0.1:1")
+    finally:
+        spark.conf.unset("spark.speculation")
+        spark.conf.unset("spark.sql.legacy.setCommandRejectsSparkCoreConfs")

@@ -16,7 +16,7 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from exactlyonce.engines.spark.data_source import register
+from exactlyonce.spark import register
 
 RUNS_MAX = 12
 EXIT_CODE = 9

@@ -1,0 +1,46 @@
+"""The cell magic ``%%pipeline NAME`` of notebooks: the cell becomes a module, which worker processes can import.
+
+``%load_ext exactlyonce`` makes it known. The module's name ends with a digest of the cell, so that no process that has
+imported an older text of the cell takes that for the newer one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from exactlyonce.pipeline.errors import ConfigError
+from exactlyonce.pipeline.loading import import_module
+
+
+def load(shell: Any) -> None:
+    """Make ``%%pipeline`` known to *shell*, an `InteractiveShell` of IPython."""
+    shell.register_magic_function(partial(_pipeline, shell), "cell", "pipeline")
+
+
+def _pipeline(shell: Any, line: str, cell: str) -> None:
+    """Write the cell to a module, import it, and put its public names into the notebook."""
+    name = line.strip()
+    if not name.isidentifier():
+        raise ConfigError(f"%%pipeline {name}".rstrip() + ": name the cell by an identifier, as %%pipeline orders.")
+    module = f"{name}_{hashlib.sha256(cell.encode()).hexdigest()[:8]}"
+    file = _folder() / f"{module}.py"
+    file.write_text(cell)
+    try:
+        names = vars(import_module(module, str(file.parent)))
+    except ConfigError as error:
+        if not isinstance(error.__cause__, NameError):
+            raise
+        raise ConfigError(
+            f"{error}. A cell of %%pipeline is a module of its own: it imports and defines all that it uses."
+        ) from error
+    shell.push({key: value for key, value in names.items() if not key.startswith("_")})
+
+
+@cache
+def _folder() -> Path:
+    """The folder of this process's modules; it stays, as runs that a notebook has begun may import from it."""
+    return Path(tempfile.mkdtemp(prefix="exactlyonce-notebook-"))

@@ -1,0 +1,64 @@
+"""Notebooks: the one that is shipped does what it shows, and a cell that cannot be a module is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
+
+IN_A_SHELL = """\
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "exactlyonce")
+try:
+    shell.run_cell_magic("pipeline", {line!r}, {cell!r})
+except Exception as error:
+    print(type(error).__name__, error)
+else:
+    print(sorted(shell.user_ns.keys() & {{"Pipeline", "pipeline", "_hidden"}}))
+"""
+
+
+def stdout(notebook: nbformat.NotebookNode) -> list[str]:
+    """What each cell with code has printed."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return ["".join(output.text for output in cell.outputs if output.get("name") == "stdout") for cell in cells]
+
+
+@pytest.mark.spark
+@pytest.mark.broker
+@pytest.mark.slow
+def test_the_shipped_notebook(stoppable: OwnCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXACTLYONCE_BOOTSTRAP_SERVERS", stoppable.bootstrap_servers)
+    shown, run = (nbformat.reads(NOTEBOOK.read_text(), 4) for _ in range(2))  # type: ignore[no-untyped-call]
+    NotebookClient(run, timeout=LIMIT_S, resources={"metadata": {"path": tmp_path}}).execute()
+    assert stdout(run) == stdout(shown)
+    assert "findings: []" in stdout(run)[-1]
+
+
+@pytest.mark.parametrize(
+    ("line", "cell", "printed"),
+    [
+        (
+            "orders",
+            "from exactlyonce import Pipeline\npipeline = Pipeline('orders')\n_hidden = 1",
+            "['Pipeline', 'pipeline']",
+        ),
+        ("", "", "ConfigError %%pipeline: name the cell by an identifier, as %%pipeline orders."),
+        ("my orders", "", "ConfigError %%pipeline my orders: name the cell by an identifier"),
+        ("orders", "Order.customer", "A cell of %%pipeline is a module of its own: it imports and defines all"),
+        ("orders", "import nowhere", "imports 'nowhere', which is not installed"),
+    ],
+)
+def test_the_magic(line: str, cell: str, printed: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", IN_A_SHELL.format(line=line, cell=cell)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert printed in done.stdout
