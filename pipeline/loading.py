@@ -102,14 +102,14 @@ def _kept(pipeline: Pipeline) -> Loaded:
 
 def importable(pipeline: Pipeline) -> Loaded:
     """Import the pipeline under a name that other processes can use, and check that it comes out the same."""
-    scopes = (caller().f_globals, pipeline.scope, *(vars(each) for each in [*sys.modules.values()] if _is_file(each)))
+    scopes = (pipeline.scope, caller().f_globals, *(vars(each) for each in [*sys.modules.values()] if _is_file(each)))
     bound = [(scope, name) for scope in scopes for name, value in scope.items() if value is pipeline]
     if not bound:
         raise ConfigError(
             f"worker processes import pipeline {pipeline.name!r}, and no name of a module is bound to it: "
             f"assign it to one, or use `exactlyonce run module:function`; {_INLINE}"
         )
-    scope, attribute = next((each for each in bound if "__file__" in each[0]), bound[0])
+    scope, attribute = bound[0]
     module, path = _module_name(scope)
     loaded = _loaded({"module": module, "attribute": attribute, "params": {}, "path": str(path)})
     if loaded.pipeline.build().fingerprint() != pipeline.build().fingerprint():

@@ -27,7 +27,7 @@ def _pipeline(shell: Any, line: str, cell: str) -> None:
     if not name.isidentifier():
         raise ConfigError(f"%%pipeline {name}".rstrip() + ": name the cell by an identifier, as %%pipeline orders.")
     module = f"{name}_{hashlib.sha256(cell.encode()).hexdigest()[:8]}"
-    file = _folder() / f"{module}.py"
+    file = Path(_folder().name, f"{module}.py")
     file.write_text(cell)
     try:
         names = vars(import_module(module, str(file.parent)))
@@ -41,6 +41,6 @@ def _pipeline(shell: Any, line: str, cell: str) -> None:
 
 
 @cache
-def _folder() -> Path:
-    """The folder of this process's modules; it stays, as runs that a notebook has begun may import from it."""
-    return Path(tempfile.mkdtemp(prefix="exactlyonce-notebook-"))
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """The folder of this process's modules; it goes with the process."""
+    return tempfile.TemporaryDirectory(prefix="exactlyonce-notebook-")

@@ -7,12 +7,12 @@ barrier of keys that records change. Intervals are encoded in order, each once; 
 changes sends the same blocks again.
 
 A state of the wrong type, or one that its type does not hold whole, would only be noticed by a restore. So states are
-decoded again and compared: all of the first interval, later some of each (`SectionWriter`).
+decoded again and compared: all of the first interval, later those of some key groups, which take turns, and always
+those of a class that none was read back as (`SectionWriter`).
 """
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class Interval(Generic[S]):
         self._dropped: set[bytes] = set()
         self._next: Interval[S] | None = None
         self._table = table
-        self._to_check = sys.maxsize if first else CHECKED_ENTRIES
+        self._first = first
         self._whole = False
 
     @property
@@ -96,7 +96,7 @@ class Interval(Generic[S]):
     def freeze(self, checkpoint: int, *, whole: bool = False) -> Interval[S]:
         """The barrier of *checkpoint* is here; returns the next interval. *whole*: every key group gets an image."""
         self.checkpoint, self._whole = checkpoint, whole
-        self._writer = SectionWriter(self._table.state_type, checkpoint, self._to_check)
+        self._writer = SectionWriter(self._table.state_type, checkpoint)
         self._slices = self._encode()
         self._next = Interval(self._table, first=False)
         return self._next
@@ -110,6 +110,9 @@ class Interval(Generic[S]):
         table_keys, merging = self._table.keys, self._table.merging
         merged = set(table_keys) if self._whole else merging.choose(self.checkpoint, changed, table_keys)
         self.credit = merging.credit
+        if not self._first:
+            entries = changed + sum(len(table_keys[group]) for group in merged)
+            self._writer.check_turns = max(1, entries // CHECKED_ENTRIES)
         keys, states, deleted = yield from self._deal()
         yield from self._take_in()
         for group in sorted(merged):
@@ -234,12 +237,13 @@ class Interval(Generic[S]):
 class SectionWriter(Generic[S]):
     """Cuts the states of key groups into sections, and packs these into blocks."""
 
-    def __init__(self, state_type: StateType[S], checkpoint: int, to_check: int) -> None:
-        """*to_check*: how many states at least are decoded again."""
+    def __init__(self, state_type: StateType[S], checkpoint: int) -> None:
         self.blocks: list[EncodedBlock] = []
+        self.check_turns = 1
+        """The states of a key group are decoded again in one of so many checkpoints."""
         self._state_type = state_type
+        self._checkpoint = checkpoint
         self._encoder = BlockEncoder(state_type.operator, checkpoint, state_type.version)
-        self._to_check = to_check
         self._bytes_per_entry = 0.0
 
     @property
@@ -254,8 +258,7 @@ class SectionWriter(Generic[S]):
     def add(self, group: int, kind: int, keys: list[bytes], states: list[S], deleted: list[bytes]) -> None:
         """Add a section, or several where it is too large for one."""
         encoded_keys = encode_keys(keys, deleted)
-        encoded_states = self._state_type.encode(states, checked=self._to_check > 0)
-        self._to_check -= len(states)
+        encoded_states = self._state_type.encode(states, checked=(group + self._checkpoint) % self.check_turns == 0)
         size, entries = len(encoded_keys.body) + len(encoded_states), len(keys) + len(deleted)
         self._bytes_per_entry = size / max(1, entries)
         if size > _SECTION_TARGET and entries > 1:

@@ -142,6 +142,8 @@ class StateType(Generic[S]):
         """A schema, and its `dropped`."""
         self.sharing: dict[type, bool] = {}
         """Results of `shares` by class."""
+        self._decoded_classes: set[type] = set()
+        """The classes of states that were checked, as they were decoded."""
         self.clone: Callable[[S], S] = _flat_clone(info) or self._clone_by_codec
 
     @property
@@ -194,9 +196,12 @@ class StateType(Generic[S]):
 
     def encode(self, states: Sequence[S], *, checked: bool = True) -> bytes:
         """*states* as msgpack. Raises `StateUnstorable` for a value that cannot be encoded; if *checked*, also for one
-        that cannot be decoded again unchanged."""
-        if checked:
-            return self._encoded(states)[0]
+        that cannot be decoded again unchanged. States are always checked if the class of one is none that such states
+        were decoded as: a derived class would lose its own fields every time."""
+        if checked or not self._decoded_classes.issuperset(map(type, states)):
+            encoded, decoded = self._encoded(states)
+            self._decoded_classes.update(map(type, decoded))
+            return encoded
         try:
             return self._packing.encode(states)
         except _NOT_OF_TYPE as error:

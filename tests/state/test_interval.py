@@ -81,29 +81,44 @@ def test_no_slice_does_more_than_its_share(groups: int, monkeypatch: pytest.Monk
         assert slices > len(changed) / interval.SLICE_ENTRIES
 
 
-def test_a_wrong_state_is_found_where_states_are_checked(topic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are checked in the first checkpoint, and so many in every later one."""
-    monkeypatch.setattr(interval, "CHECKED_ENTRIES", 2)
-    keys = [canonical_key(number) for number in range(200)]
-
-    def table_of(first: Any) -> KeyedTable[Any]:
-        table: KeyedTable[Any] = KeyedTable(
-            StoredState(operator="totals", type=int, groups=range(1), max_parallelism=1)
-        )
-        _put(table, dict.fromkeys(keys, 1) | {keys[-1]: first})
-        return table
-
-    with pytest.raises(StateUnstorable, match="operator 'totals' is not a valid int"):
-        _seal(table_of("many"), topic, 1, 0)
-    table = table_of(1)
-    _seal(table, topic, 1, 0)
-    _put(table, {keys[0]: "many"})
-    with pytest.raises(StateUnstorable, match="operator 'totals' is not a valid int"):
-        _seal(table, topic, 2, 1)
-
-
 class Counter(msgspec.Struct):
     count: int
+
+
+class Derived(Counter):
+    more: int
+
+
+@pytest.mark.parametrize("place", [0, 1_000, 1_999])
+@pytest.mark.parametrize(
+    ("wrong", "turns"),
+    [
+        pytest.param("many", 1, id="class"),
+        pytest.param(Derived(1, 2), 1, id="derived class"),
+        pytest.param(Counter("many"), 8, id="value"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_wrong_state_is_found_wherever_it_is(
+    wrong: Any, turns: int, place: int, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong class at once; a wrong value in the first checkpoint, and later once its key group's turn comes."""
+    monkeypatch.setattr(interval, "CHECKED_ENTRIES", 250)
+    keys = sorted(map(canonical_key, range(2_000)), key=lambda key: key_groups([key], 16))
+
+    def checkpoints(table: KeyedTable[Any], numbers: range, state: Any) -> None:
+        for number in numbers:
+            states = [[Counter(1)] for _ in keys]
+            states[place] = [state]
+            table.apply(lambda _, boxed: (boxed[0], None), keys, states)
+            _seal(table, topic, number, number - 1)
+
+    stored = StoredState[Any](operator="totals", type=Counter, groups=range(16), max_parallelism=16)
+    with pytest.raises(StateUnstorable):
+        checkpoints(KeyedTable(stored), range(1, 2), wrong)
+    table = KeyedTable[Any](stored)
+    checkpoints(table, range(1, 2), Counter(1))
+    with pytest.raises(StateUnstorable):
+        checkpoints(table, range(2, 2 + turns), wrong)
 
 
 def _count(counter: Counter | None, by: int) -> tuple[Counter | None, None]:
