@@ -27,13 +27,19 @@ from exactlyonce.checkpoint.coordinator import NEVER_MS, Coordinator
 from exactlyonce.checkpoint.decision import Decided, Unresolved
 from exactlyonce.checkpoint.records.committable import Precommit
 from exactlyonce.checkpoint.records.manifest import ChannelLog, Manifest, StagedAck, StoreCommittable
-from exactlyonce.checkpoint.restart import FixedDelay, NoRestart
+from exactlyonce.checkpoint.restart import restart_strategy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.pipeline import errors
 
 INTERVAL_MS, TIMEOUT_MS = 1_000, 5_000
 PRODUCERS = 9
 """How many each sink subtask has when a job runs, unless a script says it."""
+RESTARTS: dict[str, dict[str, int]] = {
+    "none": {},
+    "failure_rate": {"failures": 1, "window_ms": 1_000, "delay_ms": 70},
+    "exponential_delay": {"initial_ms": 100, "max_ms": 300},
+}
+"""Restart strategies by name; a number is the attempts of a fixed delay."""
 
 
 def manifest(checkpoint: int = 0, **changes: Any) -> Manifest:
@@ -55,7 +61,11 @@ class ScriptedJob:
         self, *, sinks: int = 0, restart: str = "", loops: bool = False, staging: bool = False, **settings: Any
     ) -> None:
         asked = CheckpointSettings(**{"interval_ms": INTERVAL_MS, "timeout_ms": TIMEOUT_MS, **settings})
-        strategy = NoRestart() if restart == "none" else FixedDelay(attempts=int(restart or 10), delay_ms=70)
+        strategy = (
+            restart_strategy(restart, **RESTARTS[restart])
+            if restart in RESTARTS
+            else restart_strategy("fixed_delay", attempts=int(restart or 10), delay_ms=70)
+        )
         self.sinks = range(sinks)
         writers = {("out", subtask) for subtask in self.sinks}
         self.core = Coordinator(asked, strategy, {("task", 0), ("task", 1)}, writers, loops=loops, staging=staging)
@@ -184,6 +194,9 @@ class ScriptedJob:
     def _stop(self) -> list[events.Effect]:
         return self(events.Stop())
 
+    def _cancel(self, request: str) -> list[events.Effect]:
+        return self(events.CancelAsked(request))
+
     def _savepoint(self, request: str, *stop: str) -> list[events.Effect]:
         """`savepoint a`, `savepoint a stop`"""
         return self(events.SavepointAsked(request, stop=bool(stop)))
@@ -228,8 +241,10 @@ def shown(effect: events.Effect) -> str:
             return f"restart {attempt} after {delay_ms}" + (f": {reason}" if reason else "")
         case events.Deploy(attempt, made):
             return f"deploy {attempt} from {made.checkpoint}"
-        case events.End(made, error, _, short):
+        case events.End(made, error, cancelled, short):
             at = "nothing" if made is None else made.checkpoint
+            if cancelled:
+                return f"end at {at} cancelled by {cancelled}"
             return f"end at {at}" + (f": {type(error).__name__} {error}" if error else f" short: {short}" * bool(short))
         case events.Note(text):
             return f"note {text}"
