@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -137,6 +137,15 @@ def table() -> Callable[..., Rows]:
         return found
 
     return rows
+
+
+@pytest.fixture(params=["s3", "hdfs"])
+def block_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A server of a test's own, where blocks may lie outside of the topic."""
+    from tests.connectors.blocks.conftest import started
+
+    with closing(started(request.param, tmp_path_factory.mktemp("blocks"))) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

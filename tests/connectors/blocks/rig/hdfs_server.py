@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import shutil
@@ -74,6 +75,14 @@ class HdfsServer:
     @property
     def host(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"hdfs://{self.host}"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {"HADOOP_USER_NAME": getpass.getuser()}
 
     def _start(self, *arguments: str) -> None:
         details = self._folder / "details.json"

@@ -26,6 +26,8 @@ while True:
 
 
 class S3Server:
+    url = f"s3://{BUCKET}"
+
     def __init__(self, *, knows_nobody: bool = False) -> None:
         """*knows_nobody*: once it has its bucket it refuses everybody's credentials."""
         env = {**os.environ, **({"INITIAL_NO_AUTH_ACTION_COUNT": "1"} if knows_nobody else {})}
