@@ -249,5 +249,5 @@ MUTANTS = {
 @pytest.mark.parametrize("rule", MUTANTS)
 def test_a_rule_that_is_left_out_is_missed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     contract = TestShelf()
-    contract.shelf, contract._made, contract.limit_s = Shelf(), [], 0.1
+    contract.shelf, contract._to_close, contract.limit_s = Shelf(), [], 0.1
     MUTANTS[rule].is_missed_by(contract, monkeypatch)

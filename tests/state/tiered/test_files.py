@@ -18,7 +18,7 @@ from exactlyonce.state.tiered.backend import RocksDBBackend
 from exactlyonce.state.tiered.files import VERSION, LocalFiles, Marker
 from exactlyonce.state.tiered.memory import Memory
 from exactlyonce.state.tiered.store import LocalFilesFailed
-from exactlyonce.testing.refusals import refused
+from exactlyonce.testing.contract import refused
 from exactlyonce.testing.state_contract.memory import OPERATOR, StateBlocks, Subtasks, key_of
 
 Process = Callable[..., Subtasks]
