@@ -10,8 +10,6 @@ import pytest
 from in_files import FileStorageContract
 
 from exactlyonce.connectors.blocks.hdfs import HdfsFolder
-from exactlyonce.connectors.blocks.storage import FileStorage
-from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, StorageUnavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]
@@ -23,8 +21,8 @@ class TestHdfs(FileStorageContract):
         self.server, self.inner = hdfs, f"{uuid.uuid4().hex}/topic-1"
         self.path = f"prod/{self.inner}"
 
-    def storage(self) -> FileStorage:
-        return FileStorage(HdfsFolder(self.server.host, "prod", self.inner), away_timeout_s=0.5)
+    def folder(self) -> HdfsFolder:
+        return HdfsFolder(self.server.host, "prod", self.inner)
 
     def client(self) -> Any:
         import hdfs_native
@@ -46,17 +44,6 @@ class TestHdfs(FileStorageContract):
     def away(self) -> AbstractContextManager[None]:
         away: AbstractContextManager[None] = self.server.away()
         return away
-
-
-def test_what_is_put_again_is_no_error(hdfs: Any) -> None:
-    before_ms, folder = SystemClock().now_ms(), HdfsFolder(hdfs.host, "prod", uuid.uuid4().hex)
-    folder.check()
-    folder.put("block", b"first", "aside-1")
-    folder.put("block", b"other", "aside-2")
-    assert folder.get("block") == b"first"
-    ((name, size, written_at_ms),) = folder.files()
-    assert (name, size) == ("block", 5)
-    assert before_ms <= written_at_ms <= SystemClock().now_ms()
 
 
 def test_what_stands_aside_is_not_what_was_put(hdfs: Any) -> None:

@@ -26,13 +26,15 @@ INNER = "totals/topic-1"
 
 
 class TestLocalFolder(FileStorageContract):
+    replaces = True
+
     @pytest.fixture(autouse=True)
     def _root(self, tmp_path: Path) -> None:
         self.root = tmp_path / "checkpoints"
         self.root.mkdir()
 
-    def storage(self) -> FileStorage:
-        return FileStorage(LocalFolder(self.root, INNER), away_timeout_s=0.5)
+    def folder(self) -> LocalFolder:
+        return LocalFolder(self.root, INNER)
 
     def names(self) -> list[str]:
         return [each.name for each in (self.root / INNER).iterdir()]
