@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from exactlyonce import Pipeline
-from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.commands.run import settings_given
 from exactlyonce.cli.main import parser
 from exactlyonce.connectors import KafkaSource
@@ -174,19 +173,6 @@ def test_a_missing_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(BOOTSTRAP_VARIABLE)
     with pytest.raises(ConfigError, match="No Kafka cluster is named"):
         options_from({})
-
-
-def test_keywords_are_called_as_on_the_command_line() -> None:
-    durations = {"checkpoint_interval": "2s", "checkpoint_timeout": "3s", "min_pause": "1s", "restart_budget": "30s"}
-    counts = {"max_concurrent": 2, "tolerable_failed": 4, "num_retained": 5}
-    line = [f"--{name.replace('_', '-')}={value}" for name, value in {**durations, **counts}.items()]
-    on_the_line = settings_given(parser().parse_args(["run", "orders:pipeline", *line, "--transaction-timeout", "5m"]))
-    expected = CheckpointSettings(
-        interval_ms=2_000, timeout_ms=3_000, min_pause_ms=1_000, max_concurrent=2, tolerable_failed=4,
-        num_retained=5, restart_budget_ms=30_000, transaction_timeout_ms=300_000,
-    )  # fmt: skip
-    for options in (on_the_line, {**durations, **counts, "transaction_timeout": "5m"}):
-        assert options_from(options).checkpoint == expected
 
 
 OTHERS: dict[str, dict[str, Any]] = {

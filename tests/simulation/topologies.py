@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, wraps
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -136,41 +136,36 @@ def _keep(event: Event) -> bool:
     return event.offset % 3 != 1
 
 
-def _split(output: Output[Event]) -> Callable[[Event, Any], None]:
-    def split(event: Event, emit: Any) -> None:
-        if event.offset % 4 == 0:
-            emit(event, output)
-        else:
-            emit(event)
-
-    return split
-
-
 def marked(id: str) -> str:
-    """What step *id* adds to `way` of a record that it sends round."""
+    """The mark that step *id* adds to `way` of a record that it sends round."""
     return f"{id}{ROUND}/"
 
 
-def _again(id: str, output: Output[Event]) -> Callable[[Event, Any], None]:
-    round_again = _branch(f"{id}{ROUND}")
+def _aside(step: Step, calls: Callable[[str], bool]) -> Callable[[Event], Event | None]:
+    """The record for the side output of *step* instead of its main one; None: the record goes on."""
+    round_again = _branch(f"{step.id}{ROUND}")
 
-    def again(event: Event, emit: Any) -> None:
-        if event.way.count(marked(id)) < event.offset % 4:
-            emit(round_again(event), output)
-        else:
+    def split(event: Event) -> Event | None:
+        return event if event.offset % 4 == 0 else None
+
+    def again(event: Event) -> Event | None:
+        return round_again(event) if event.way.count(marked(step.id)) < event.offset % 4 else None
+
+    def called(event: Event) -> Event | None:
+        return None if calls(step.id) else event
+
+    return {"split": split, "again": again, "called": called}[step.kind]
+
+
+def _routed(output: Output[Event], aside: Callable[[Event], Event | None]) -> Callable[[Event, Any], None]:
+    def route(event: Event, emit: Any) -> None:
+        side = aside(event)
+        if side is None:
             emit(event)
-
-    return again
-
-
-def _called(output: Output[Event], answers: Callable[[], bool]) -> Callable[[Event, Any], None]:
-    def called(event: Event, emit: Any) -> None:
-        if answers():
-            emit(event)
         else:
-            emit(event, output)
+            emit(side, output)
 
-    return called
+    return route
 
 
 def _answers(step: str) -> bool:
@@ -242,18 +237,10 @@ def built(topology: Topology, stored: Callable[[str], Any], calls: Callable[[str
                 streams[step.id] = inputs[0].flat_map(_twice(step.id), id=step.id, output=Event)
             case "keep":
                 streams[step.id] = inputs[0].filter(_keep, id=step.id)
-            case "split":
+            case "split" | "again" | "called":
                 output = Output("side", Event)
-                streams[step.id] = inputs[0].process(step.id, _split(output), outputs=[output], output=Event)
-                streams[f"{step.id}~"] = streams[step.id].side(output)
-            case "again":
-                output = Output("side", Event)
-                streams[step.id] = inputs[0].process(step.id, _again(step.id, output), outputs=[output], output=Event)
-                streams[f"{step.id}~"] = streams[step.id].side(output)
-            case "called":
-                output = Output("side", Event)
-                called = _called(output, partial(calls, step.id))
-                streams[step.id] = inputs[0].process(step.id, called, outputs=[output], output=Event)
+                routed = _routed(output, _aside(step, calls))
+                streams[step.id] = inputs[0].process(step.id, routed, outputs=[output], output=Event)
                 streams[f"{step.id}~"] = streams[step.id].side(output)
             case "loop":
                 streams[step.id] = pipeline.feedback(step.id, Event, pause="30ms" if step.id == "back" else "0ms")
