@@ -139,6 +139,15 @@ def table() -> Callable[..., Rows]:
     return rows
 
 
+@pytest.fixture
+def run(kafka: KafkaCluster) -> Iterator[Callable[..., Any]]:
+    """`run("pipelines:linear", "--param", ...)` starts `exactlyonce run` in a process, killed with the test."""
+    from running import runs_of
+
+    with runs_of(kafka) as start:
+        yield start
+
+
 @pytest.fixture(params=["s3", "hdfs"])
 def block_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server of a test's own, where blocks may lie outside of the topic."""

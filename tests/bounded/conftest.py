@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "folds"), str(HERE.parent / "engines")]
 
 
 @pytest.fixture

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parents[1]
 PIPELINES = [str(TESTS / "bounded" / "folds"), str(TESTS / "engines"), str(TESTS / "spark" / "rig")]
 """Where they lie, and what checks their output."""
-RIGS = (
-    *(TESTS / "stores" / "rig", TESTS / "sinks" / "postgres" / "rig"),
-    *(TESTS / "sinks" / "mysql" / "rig", TESTS / "sinks" / "redis" / "serving"),
-)
-sys.path[:0] = [*PIPELINES, *map(str, RIGS)]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path[:0] = [str(Path(__file__).parent / "rig"), str(Path(__file__).parents[2] / "engines")]
 
 
 def started(kind: str, folder: Path) -> Any:

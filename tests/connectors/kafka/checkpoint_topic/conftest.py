@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,8 +26,6 @@ from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.testing.clock import SimulatedClock
 from exactlyonce.testing.cluster import KafkaCluster
 from tests.checkpoint.conftest import MANIFEST
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "engines"))
 
 R = TypeVar("R")
 
