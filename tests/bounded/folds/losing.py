@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from running import Run, assert_copies, assert_totals, orders
 from settled import await_readable, ended_transactions
+from waiting import until
 
 from exactlyonce.checkpoint.records.committable import Committable
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
@@ -35,10 +35,9 @@ def lose_one(kafka: KafkaCluster, name: str, writer: tuple[str, int]) -> Committ
         for each in manifest.committables:
             if each is not lost:
                 transactions.end_until_answered(each.transactional_id, each.producer_id, each.epoch, commit=True)
-    deadline = time.monotonic() + LIMIT_S
-    while (state := ended_transactions(kafka, lost.transactional_id)[lost.transactional_id]) != "CompleteAbort":
-        assert time.monotonic() < deadline, f"the broker aborts it: {state}"
-        time.sleep(0.1)  # the broker's own timeout must pass
+    until(
+        lambda: ended_transactions(kafka, lost.transactional_id)[lost.transactional_id] == "CompleteAbort", pause_s=0.1
+    )  # the broker's own timeout must pass
     return lost
 
 

@@ -10,12 +10,12 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from exactlyonce.connectors.embedded import jars, java
 from exactlyonce.connectors.embedded.broker import HOST, EmbeddedBroker, answers, default_data_dir, free_port
@@ -77,10 +77,7 @@ class TestLife:
             assert starter.stdout
             assert starter.stdout.readline().strip() == broker.bootstrap_servers
             starter.kill()
-        deadline = time.monotonic() + LIMIT_S
-        while broker.status().running:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: not broker.status().running)
 
     @pytest.mark.exhaustive
     def test_data_and_address_stay_through_restart_and_kill(

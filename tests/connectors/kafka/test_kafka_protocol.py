@@ -6,7 +6,6 @@ import gc
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -14,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 from kafka.protocol.metadata import MetadataRequest
+from waiting import until
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import Again
@@ -57,10 +57,7 @@ def holdings() -> tuple[int, int]:
 
 def await_nothing_left(before: tuple[int, int]) -> None:
     """No more than *before*: what is left stays, and what a client of another test opens meanwhile does not."""
-    deadline = time.monotonic() + LIMIT_S
-    while any(now > then for now, then in zip(holdings(), before, strict=True)):
-        assert time.monotonic() < deadline, (holdings(), before)
-        time.sleep(0.02)
+    until(lambda: all(now <= then for now, then in zip(holdings(), before, strict=True)), told=holdings)
 
 
 class TestRetries:
@@ -170,9 +167,7 @@ class TestABroker:
         wire = wire_at(kafka.bootstrap_servers, LONG_MS, client_id=topic_name)
         self.allow(wire, topic_name, request_percentage=0.001)
         try:
-            deadline = time.monotonic() + LIMIT_S
-            while not wire.metadata().throttle_time_ms:
-                assert time.monotonic() < deadline
+            until(lambda: wire.metadata().throttle_time_ms, pause_s=0)
             assert wire.metadata().brokers
         finally:
             self.allow(wire, topic_name, request_percentage=None)

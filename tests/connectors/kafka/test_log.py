@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
 from kafka.record.memory_records import MemoryRecordsBuilder
+from waiting import until
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Fate
@@ -232,12 +233,12 @@ def test_a_copy_whose_records_are_gone_is_aborted(cluster: Any, topic: str, log:
     cluster.open(topic, topic, [b"%d" % number for number in range(6)])
     lost = cluster.committable(topic)
     cluster.transactions.end_until_answered(topic, lost.producer_id, lost.epoch, commit=False)
-    cluster.wait_until(lambda: cluster.state(topic).state == "CompleteAbort")
+    until(lambda: cluster.state(topic).state == "CompleteAbort")
     cluster.kafka.delete_records(topic, {1: 1})
     name = f"{topic}-repair"
     why = copy_transaction(cluster.config, cluster.transactions, log, lost, name, 600_000)
     assert isinstance(why, str)
-    cluster.wait_until(lambda: cluster.state(name).state == "CompleteAbort")
+    until(lambda: cluster.state(name).state == "CompleteAbort")
 
 
 @pytest.mark.exhaustive
@@ -267,7 +268,7 @@ def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
             end(cluster, committable, commit=commit)
             if not apart:
                 overwrite(cluster, "compacted")
-            cluster.wait_until(lambda c=committable: are_gone(log, c))
+            until(lambda c=committable: are_gone(log, c))
             assert log.fate(committable) is (Fate.COMMITTED if commit else Fate.ABORTED)
         cluster.close()
         log.close()

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from waiting import until
 
 from exactlyonce.connectors.kafka.reader import KafkaReader
 from exactlyonce.connectors.kafka.silence import INTERVAL_MS, SILENT_AFTER_S, Silence
-from exactlyonce.testing.cluster import LIMIT_S, OwnCluster
+from exactlyonce.testing.cluster import OwnCluster
 
 
 def statistics(
@@ -79,8 +80,5 @@ def test_a_broker_that_hangs(stoppable: OwnCluster, topic_name: str) -> None:
 
 
 def polled_until(reader: KafkaReader, condition: Callable[[], bool]) -> str:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        reader.poll(100, 0.1)
+    until(condition, meanwhile=lambda: reader.poll(100, 0.1))
     return reader.waiting

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from confluent_kafka import KafkaException, Producer
+from waiting import until
 
 from exactlyonce.checkpoint.requests import Ending
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction, TransactionState
@@ -26,7 +27,7 @@ EPOCH_LAST = 32_766
 
 def settled(cluster: Any, transactional_id: str) -> TransactionState:
     """The state once all markers are written: the end is answered before they are."""
-    cluster.wait_until(lambda: not cluster.state(transactional_id).state.startswith("Prepare"))
+    until(lambda: not cluster.state(transactional_id).state.startswith("Prepare"))
     state: TransactionState = cluster.state(transactional_id)
     return state
 
@@ -108,7 +109,7 @@ class TestTheTableOfAnswers:
             assert end(cluster, opened, commit=True) is EndAnswer.COMPLETED
             return again is EndAnswer.BUSY
 
-        cluster.wait_until(was_busy)
+        until(was_busy)
 
     @pytest.mark.parametrize(("id_ahead", "epoch_ahead"), [(1_000_000, 0), (0, 1)])
     def test_what_is_not_the_transactions(self, cluster: Any, topic: str, id_ahead: int, epoch_ahead: int) -> None:

@@ -13,6 +13,7 @@ from confluent_kafka import KafkaException
 from kafka.protocol.admin.cluster import UpdateFeaturesRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer.transaction import EndTxnRequest
+from waiting import until
 
 from exactlyonce.checkpoint.requests import Ending
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, ListedTransaction, TransactionState
@@ -39,7 +40,7 @@ def cluster(stoppable: OwnCluster, cluster_at: Any) -> Iterator[Any]:
 def test_commit_after_the_brokers_timeout(cluster: Any, topic: str) -> None:
     zombie = cluster.open(topic, topic, VALUES, transaction_timeout_ms=10_000)
     opened = cluster.state(topic)
-    cluster.wait_until(lambda: cluster.state(topic).state == "CompleteAbort")
+    until(lambda: cluster.state(topic).state == "CompleteAbort")
     for _ in range(3):
         answer = cluster.transactions.end_until_answered(topic, opened.producer_id, opened.epoch, commit=True)
         assert answer is EndAnswer.REFUSED
@@ -82,7 +83,7 @@ def test_a_broker_that_dies(stoppable: OwnCluster, cluster: Any, topic: str) -> 
         )
         stoppable.broker.start()
         assert answer.result(LIMIT_S) is EndAnswer.COMPLETED
-    cluster.wait_until(lambda: is_committed(hasty, topic, opened))
+    until(lambda: is_committed(hasty, topic, opened))
     hasty.close()
     assert cluster.visible(topic) == VALUES
 
@@ -116,7 +117,7 @@ def set_transaction_version(cluster: Any, version: int, upgrade_type: int) -> No
     answer = wire.ask(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[update], min_version=1))
     assert answer.error_code == 0
     wire.close()
-    cluster.wait_until(lambda: cluster.transactions.transaction_version() == version)
+    until(lambda: cluster.transactions.transaction_version() == version)
 
 
 class MovingCoordinator(Wire):

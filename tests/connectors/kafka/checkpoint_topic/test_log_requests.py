@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import pytest
+from settled import await_readable
 
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import DescribeProducers, EndTransaction, Procedure, R, Request, Write, drive
@@ -87,11 +86,7 @@ class Place:
 
     def readable(self) -> list[str]:
         """The keys that readers see, of all partitions in turn, once the markers of what was ended are written."""
-        name, deadline = self.topic.name, time.monotonic() + LIMIT_S
-        with closing(Topics(self.config)) as topics:
-            while topics.end_offsets(name, committed=True) != topics.end_offsets(name, committed=False):
-                assert time.monotonic() < deadline, "a transaction holds readers back"
-                time.sleep(0.01)
+        await_readable(self.kafka, self.topic.name)
         return self.readable_now()
 
     def readable_now(self) -> list[str]:
