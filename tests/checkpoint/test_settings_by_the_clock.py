@@ -1,4 +1,4 @@
-"""What settings of checkpoints and restarts do to a job, where no other script shows it; and cancelled runs."""
+"""Effects of settings of checkpoints and restarts on a job, unless another script shows them; and cancelled runs."""
 
 from __future__ import annotations
 

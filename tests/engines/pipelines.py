@@ -268,7 +268,7 @@ class Cyclic:
 
 
 def cyclic(name: str, keep: int) -> Pipeline:
-    """For each record how many `Cyclic` there are, of which the last *keep* are in use."""
+    """Each record makes a number of `Cyclic`, of which the last *keep* are in use."""
     pipeline, orders = reading(name)
     kept: deque[Cyclic] = deque(maxlen=keep)
 

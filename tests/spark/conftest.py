@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parents[1]
 PIPELINES = [str(TESTS / "bounded" / "folds"), str(TESTS / "engines"), str(TESTS / "spark" / "rig")]
-"""Where they lie, and what checks their output."""
+"""Directories of the pipelines and of the code that checks their output."""
 
 
 @pytest.fixture(scope="session", autouse=True)
