@@ -151,17 +151,17 @@ def history(
     *committables: Committable, repairs: tuple[Repair, ...] = (), fates: dict[str, str] | None = None
 ) -> History:
     """Checkpoint 7, finalized."""
-    made = History("p")
-    made.manifests[7] = manifest(committables=committables)
-    made.finalized[7] = Finalized(7, 3, 0, tuple((fates or {}).items()))
-    made.repairs[7] = {repair.number: repair for repair in repairs}
-    return made
+    history = History("p")
+    history.manifests[7] = manifest(committables=committables)
+    history.finalized[7] = Finalized(7, 3, 0, tuple((fates or {}).items()))
+    history.repairs[7] = {repair.number: repair for repair in repairs}
+    return history
 
 
 def test_transactions_claim_what_they_wrote_in_the_order_of_their_checkpoints() -> None:
     """Those that are carried from aborted checkpoints come first."""
-    made = history(committable("b", 2, 7, p0=(10, 4)), committable("a", 1, 6, p0=(2, 3), p1=(0, 1)))
-    claims = list(claims_of(made, made.manifests[7]))
+    checkpoints = history(committable("b", 2, 7, p0=(10, 4)), committable("a", 1, 6, p0=(2, 3), p1=(0, 1)))
+    claims = list(claims_of(checkpoints, checkpoints.manifests[7]))
     assert [(c.place, c.writer, c.first_offset, c.records) for c in claims] == [
         (("t", 0), (1, 5), 2, 3), (("t", 1), (1, 5), 0, 1), (("t", 0), (2, 5), 10, 4)
     ]  # fmt: skip
@@ -172,14 +172,14 @@ def test_a_repair_claims_where_it_stands_in_and_the_newest_of_them_counts() -> N
     lost = committable("a", 1, p0=(2, 3), p1=(0, 1), p2=(0, 9))
     first = Repair(7, 1, 3, "a", committable("r1", 8, p0=(20, 3), p1=(30, 1)))
     second = Repair(7, 2, 3, "a", committable("r2", 9, p1=(50, 1)))
-    made = history(lost, repairs=(first, second))
-    claims = {claim.place[1]: claim for claim in claims_of(made, made.manifests[7])}
+    checkpoints = history(lost, repairs=(first, second))
+    claims = {claim.place[1]: claim for claim in claims_of(checkpoints, checkpoints.manifests[7])}
     assert {p: (claim.producer_id, claim.first_offset) for p, claim in claims.items()} == {
         0: (8, 20), 1: (9, 50), 2: (1, 0)
     }  # fmt: skip
-    assert known_writers([made]) == {(1, 5), (8, 5), (9, 5)}
+    assert known_writers([checkpoints]) == {(1, 5), (8, 5), (9, 5)}
 
 
 def test_an_accepted_loss_is_known() -> None:
-    made = history(committable("a", 1, p0=(2, 3)), fates={"a": "loss accepted"})
-    assert [claim.given_up for claim in claims_of(made, made.manifests[7])] == [True]
+    checkpoints = history(committable("a", 1, p0=(2, 3)), fates={"a": "loss accepted"})
+    assert [claim.given_up for claim in claims_of(checkpoints, checkpoints.manifests[7])] == [True]

@@ -45,30 +45,30 @@ def digit(key: bytes | None, count: int) -> int | None:
 
 def test_each_transaction_gets_its_share_in_the_order_of_the_checkpoints() -> None:
     first, second = committable("a", 6, p0=1, p1=2), committable("b", p1=1, p2=1)
-    made = manifest(committables=(second, first), sinks=(("out", "t", 3),))
+    decided = manifest(committables=(second, first), sinks=(("out", "t", 3),))
     everything = outputs("01112")
-    assert list(share_of(made, first, everything)) == everything[:3]
-    assert list(share_of(made, second, everything)) == everything[3:]
-    assert topic_of(made, "out") == ("t", 3)
+    assert list(share_of(decided, first, everything)) == everything[:3]
+    assert list(share_of(decided, second, everything)) == everything[3:]
+    assert topic_of(decided, "out") == ("t", 3)
 
 
 def test_records_with_keys_go_where_the_partitioner_says_and_others_fill_the_counts() -> None:
     whole = committable("a", p0=2, p1=3)
-    made = outputs("0-1-1")
-    places = places_of(made, digit, 3)
+    everything = outputs("0-1-1")
+    places = places_of(everything, digit, 3)
     assert places == [0, None, 1, None, 1]
     assert mismatch(whole, whole, "t", places) == ""
-    found = [(partition, output.value) for partition, output in placed(whole, "t", made, places)]
+    found = [(partition, output.value) for partition, output in placed(whole, "t", everything, places)]
     assert found == [(0, b"0"), (0, b"1"), (1, b"2"), (1, b"3"), (1, b"4")]
 
 
 def test_only_what_went_to_lost_partitions_is_produced() -> None:
     whole = committable("a", p0=2, p1=3)
-    made = outputs("01011")
+    everything = outputs("01011")
     lost = whole.within(committable("b", p1=3))
-    places = places_of(made, digit, 3)
+    places = places_of(everything, digit, 3)
     assert mismatch(whole, lost, "t", places) == ""
-    assert [output.value for _, output in placed(lost, "t", made, places)] == [b"1", b"3", b"4"]
+    assert [output.value for _, output in placed(lost, "t", everything, places)] == [b"1", b"3", b"4"]
 
 
 @pytest.mark.parametrize(

@@ -295,12 +295,12 @@ def test_what_nobody_committed_goes() -> None:
 
 
 def test_a_manifest_keeps_what_is_staged(manifest: Of) -> None:
-    made = manifest(1, staged=(msgspec.structs.replace(staged(1), body=b"x", previous=3),), ledger=(("db", 0, 1),))
-    assert decode(encode(made), Manifest) == made
-    assert positions_of(made) == {("db", 0): 1}
-    history = History(made.pipeline)
-    history.admit(made)
-    fates = tuple((each.transactional_id, "committed") for each in made.committables)
+    decided = manifest(1, staged=(msgspec.structs.replace(staged(1), body=b"x", previous=3),), ledger=(("db", 0, 1),))
+    assert decode(encode(decided), Manifest) == decided
+    assert positions_of(decided) == {("db", 0): 1}
+    history = History(decided.pipeline)
+    history.admit(decided)
+    fates = tuple((each.transactional_id, "committed") for each in decided.committables)
     with pytest.raises(InvariantViolation, match="db:0:1"):
         history.admit(Finalized(1, 1, 0, fates))
     history.admit(Finalized(1, 1, 0, (*fates, ("db:0:1", "committed"))))

@@ -43,11 +43,11 @@ def goes_on(job: Job) -> str:
 
 @pytest.fixture
 def job(stoppable: OwnCluster, job_of: Callable[..., Job]) -> Job:
-    made = job_of("linear", cluster=stoppable)
+    job = job_of("linear", cluster=stoppable)
     for _ in range(3):
-        goes_on(made)
-    assert len(made.history().retained) == 3
-    return made
+        goes_on(job)
+    assert len(job.history().retained) == 3
+    return job
 
 
 def index_of(manifest: Manifest) -> BlockRef:

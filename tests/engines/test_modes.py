@@ -86,12 +86,12 @@ class Gated:
 def gated(run: Any, kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Callable[[str], Gated]:
     def make(mode: str) -> Gated:
         for tried, interval in enumerate(("3s", "20s", "2m")):
-            made = Gated(run, kafka, f"{topic_name}-{tried}", tmp_path / str(tried), mode, interval)
-            if made.reaches_the_gate():
-                made.feed_behind_the_barrier(until_counted=mode == "at_least_once")
-                if made.goes_on_from_there():
-                    return made
-            made.job.kill()
+            gated = Gated(run, kafka, f"{topic_name}-{tried}", tmp_path / str(tried), mode, interval)
+            if gated.reaches_the_gate():
+                gated.feed_behind_the_barrier(until_counted=mode == "at_least_once")
+                if gated.goes_on_from_there():
+                    return gated
+            gated.job.kill()
         raise AssertionError("no job was killed between two checkpoints")
 
     return make

@@ -216,12 +216,12 @@ def schemas(draw: st.DrawFn, depth: int = 2) -> Any:
     fields = list[dict[str, Any]]()
     for name in draw(st.lists(st.sampled_from("abc"), unique=True)):
         type_ = draw(st.sampled_from(SCALARS)) if fields else draw(schemas(depth - 1))  # names are defined once
-        made = field(name, type_)
+        drawn_field = field(name, type_)
         if isinstance(type_, str) and draw(st.booleans()):
-            made["default"] = DEFAULTS[type_]
+            drawn_field["default"] = DEFAULTS[type_]
         if draw(st.booleans()):
-            made["aliases"] = draw(st.lists(st.sampled_from("abc"), max_size=2, unique=True))
-        fields.append(made)
+            drawn_field["aliases"] = draw(st.lists(st.sampled_from("abc"), max_size=2, unique=True))
+        fields.append(drawn_field)
     return record(*fields, name=f"R{depth}")
 
 

@@ -59,10 +59,10 @@ def test_the_fingerprint_tells_loops_but_not_their_pauses() -> None:
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_back_edge_is_a_channel_at_any_parallelism(parallelism: int) -> None:
-    made = plan(written().build(), parallelism)
-    assert made.channels() == [(">retry", i, i) for i in range(parallelism)]
-    assert [task.name for task in made.tasks] == ["retry"]
-    assert made.shuffles == ()
+    physical = plan(written().build(), parallelism)
+    assert physical.channels() == [(">retry", i, i) for i in range(parallelism)]
+    assert [task.name for task in physical.tasks] == ["retry"]
+    assert physical.shuffles == ()
 
 
 Written = Callable[[Any, Any, Any], object]

@@ -331,8 +331,8 @@ def grown(draw: st.DrawFn, depth: int = 2) -> Drawn:
 def records_that_grew(draw: st.DrawFn, depth: int, name: str, tag: bool = False) -> Drawn:
     (inner, less, some), (new, _, others) = draw(grown(depth - 1)), draw(grown(depth - 1))
     default = draw(others)
-    made = msgspec.field(default_factory=lambda: default)
-    gone = [("flag", bool, False), ("few", list[int], []), ("made", new, made)]
+    by_factory = msgspec.field(default_factory=lambda: default)
+    gone = [("flag", bool, False), ("few", list[int], []), ("made", new, by_factory)]
     gone += [("added", new, default)] if new is int else []
     config = {"omit_defaults": draw(st.booleans()), "tag": tag or None}
     taken = draw(st.lists(st.sampled_from(gone), max_size=3, unique_by=lambda field: field[0]))

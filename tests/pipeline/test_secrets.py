@@ -68,8 +68,8 @@ SINKS: dict[str, Callable[[str], Sink[Row]]] = {
 @pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("reference", ["env:", "file:"])
 def test_a_sink_that_names_nothing_is_refused_when_it_is_built(sink: str, reference: str) -> None:
-    made = SINKS[sink](reference)
-    (problem,) = made.problems(Row)
+    unnamed = SINKS[sink](reference)
+    (problem,) = unnamed.problems(Row)
     assert repr(reference) in problem
     assert "it names no" in problem
     assert list(SINKS[sink]("env:SOMEWHERE").problems(Row)) == []

@@ -144,9 +144,9 @@ class Outside:
         self.world.spawn(coordinator, steps())
 
     def writer(self, process: Process) -> SimulatedFileBlocks:
-        made = SimulatedFileBlocks(process, self)
-        process.producers.append(made)
-        return made
+        blocks = SimulatedFileBlocks(process, self)
+        process.producers.append(blocks)
+        return blocks
 
     # --- for the oracle
 

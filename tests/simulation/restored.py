@@ -107,11 +107,11 @@ def judge_behind_the_fence(coordinator: SimulatedCoordinator, found: Restoring) 
 def restored(coordinator: SimulatedCoordinator, found: Restoring, checkpoint: int) -> Restored:
     world = coordinator.world
     try:
-        made = found.write(checkpoint, coordinator.log.incarnation.incarnation)
+        manifest = found.write(checkpoint, coordinator.log.incarnation.incarnation)
     except (DamagedRecord, DamagedState) as error:
         demand(not world.is_newest(coordinator), f"the savepoint cannot be restored: {error}")
         raise Fenced("Somebody has gone on meanwhile.") from error
     world.seen["savepoint restored"] += 1
-    world.seen["savepoint restored with records on their way"] += bool(made.channel_logs)
-    world.note(f"{coordinator} restores {made.origin} as checkpoint {checkpoint}")
-    return made
+    world.seen["savepoint restored with records on their way"] += bool(manifest.channel_logs)
+    world.note(f"{coordinator} restores {manifest.origin} as checkpoint {checkpoint}")
+    return manifest

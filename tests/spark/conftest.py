@@ -55,9 +55,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from servers import Servers
 
-    made = Servers(tmp_path_factory.mktemp("redis"))
-    yield made
-    made.remove()
+    servers = Servers(tmp_path_factory.mktemp("redis"))
+    yield servers
+    servers.remove()
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ def target(make_target: Callable[..., Any], request: pytest.FixtureRequest) -> A
 def world(target: Any) -> Iterator[Any]:
     from worlds import World
 
-    made = World(target.kafka, target.name, target)
-    yield made
-    for driver in made.made:
+    world = World(target.kafka, target.name, target)
+    yield world
+    for driver in world.made:
         driver.close()
 
 

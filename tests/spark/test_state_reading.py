@@ -67,10 +67,10 @@ class Shop:
 
 @pytest.fixture
 def shop(kafka: KafkaCluster, topic_name: str) -> Shop:
-    made = Shop(kafka, topic_name)
+    shop = Shop(kafka, topic_name)
     kafka.create_topic(f"{topic_name}-orders", partitions=2)
-    made.sell()
-    return made
+    shop.sell()
+    return shop
 
 
 def load(spark: Any, options: dict[str, str]) -> Any:

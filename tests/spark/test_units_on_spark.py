@@ -93,9 +93,9 @@ def test_checkpoints_of_both_engines_are_audited(spark: SparkSession, fed: Fed, 
 
 @pytest.fixture
 def lossy(own_broker: Callable[..., KafkaCluster], topic_name: str, tmp_path: Path) -> Iterator[Lossy]:
-    made = Lossy(own_broker(QUICK_ABORTS), topic_name, tmp_path / "fired")
-    yield made
-    made.end()
+    lossy = Lossy(own_broker(QUICK_ABORTS), topic_name, tmp_path / "fired")
+    yield lossy
+    lossy.end()
 
 
 @pytest.mark.slow

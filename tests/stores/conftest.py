@@ -18,9 +18,9 @@ def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.importorskip(driver)
     from servers import Servers
 
-    made = Servers(tmp_path_factory.mktemp("redis"))
-    yield made
-    made.remove()
+    servers = Servers(tmp_path_factory.mktemp("redis"))
+    yield servers
+    servers.remove()
 
 
 @pytest.fixture

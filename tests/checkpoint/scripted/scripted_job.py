@@ -156,11 +156,11 @@ class ScriptedJob:
         return [effect for each in acks for effect in self(events.Acknowledged(each))]
 
     def _finalized(self, checkpoint: str, **changes: Any) -> list[events.Effect]:
-        made = manifest(int(checkpoint), **changes)
+        decision = manifest(int(checkpoint), **changes)
         if self.plan is not None and self.plan.requests:
-            made = msgspec.structs.replace(made, kind="savepoint", requests=self.plan.requests)
-        self.decided[int(checkpoint)] = made
-        return self(events.Concluded(int(checkpoint), Decided(made)))
+            decision = msgspec.structs.replace(decision, kind="savepoint", requests=self.plan.requests)
+        self.decided[int(checkpoint)] = decision
+        return self(events.Concluded(int(checkpoint), Decided(decision)))
 
     def _looping(self, checkpoint: str) -> list[events.Effect]:
         """Finalized, and records were on their way in a loop, or were overtaken."""

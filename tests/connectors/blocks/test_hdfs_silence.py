@@ -20,16 +20,16 @@ def test_a_silent_name_node_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
     """Each request has a connection of its own, until too many have not ended: then the next ones wait for these."""
     monkeypatch.setattr(hdfs, "SILENT_S", 0.5)
     monkeypatch.setattr(hdfs, "GIVEN_UP_MAX", 2)
-    made = list[socket.socket]()
+    sockets = list[socket.socket]()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def accept() -> None:
             with suppress(OSError):
                 while True:
-                    made.append(listener.accept()[0])
+                    sockets.append(listener.accept()[0])
 
         def end() -> None:
-            for each in (listener, *made):
+            for each in (listener, *sockets):
                 with suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
 
@@ -39,10 +39,10 @@ def test_a_silent_name_node_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
         for _ in range(2):
             with pytest.raises(StorageUnavailable, match=r"does not answer: it is silent for"):
                 folder.get("block")
-        until(lambda: len(made) == 2)
+        until(lambda: len(sockets) == 2)
         with pytest.raises(StorageUnavailable, match=r"does not answer: it is silent to 2 requests"):
             folder.get("block")
-        assert len(made) == 2
+        assert len(sockets) == 2
         timer.cancel()
         end()
         for each in enumerate_threads():

@@ -142,10 +142,10 @@ def test_times_that_are_none_are_refused(time: Any) -> None:
 def test_headers_may_be_text_and_any_sequence() -> None:
     given: list[Any] = [[["a", "ä"]], (("b", None),), iter([(Size.SMALL, Size.SMALL)]), []]
     sink: KafkaSink[int] = KafkaSink("t", headers=given.__getitem__)
-    made = sink.encoder(int).headers(range(4))
-    assert made == [[("a", "ä".encode())], [("b", None)], [("small", b"small")], []]
-    assert made is not None
-    assert type(made[2][0][0]) is str
+    headers = sink.encoder(int).headers(range(4))
+    assert headers == [[("a", "ä".encode())], [("b", None)], [("small", b"small")], []]
+    assert headers is not None
+    assert type(headers[2][0][0]) is str
 
 
 @pytest.mark.parametrize(

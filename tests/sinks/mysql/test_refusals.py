@@ -288,11 +288,11 @@ def test_a_full_disk(mariadb: Any, stores: Stores) -> None:
 def test_tls_that_is_asked_for_is_had_or_refused(mariadb: Any, stores: Stores) -> None:
     mariadb.sql(TABLE)
     folder, plain = mariadb.folder, mariadb.dsn.partition("?")[0]
-    made = subprocess.run(
+    done = subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", folder / "key", "-out", folder / "cert",
          "-days", "9", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"], capture_output=True,
     )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    assert done.returncode == 0, done.stderr
     (folder / "key").chmod(0o644)
     mariadb.kill()
     mariadb.start(f"--ssl-cert={folder / 'cert'}", f"--ssl-key={folder / 'key'}")

@@ -26,9 +26,9 @@ QUICK = Limits(answer=30, lock=0.3, grace=0.3)
 
 @pytest.fixture
 def proxy(database: Database) -> Iterator[StatementProxy]:
-    made = StatementProxy(database.server.port)
-    yield made
-    made.close()
+    proxy = StatementProxy(database.server.port)
+    yield proxy
+    proxy.close()
 
 
 def through(proxy: StatementProxy, database: Database, **arguments: Any) -> PostgresStore:

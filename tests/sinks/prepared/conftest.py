@@ -22,9 +22,9 @@ def preparing(
     from preparing import PreparingMariaDB, PreparingPostgres
 
     kind = {"postgres": PreparingPostgres, "mariadb": PreparingMariaDB}[request.param]
-    made = kind(database_server(request.param), monkeypatch)
-    yield made
-    made.close()
+    preparing = kind(database_server(request.param), monkeypatch)
+    yield preparing
+    preparing.close()
 
 
 @pytest.fixture
@@ -39,6 +39,6 @@ def job(kafka: Any, topic_name: str, preparing: Any, run: Any) -> Any:
     """A pipeline that has not run yet, fed with 2,000 orders."""
     from prepared_job import PreparedJob
 
-    made = PreparedJob(kafka, topic_name, preparing, run)
-    made.feed(2000)
-    return made
+    job = PreparedJob(kafka, topic_name, preparing, run)
+    job.feed(2000)
+    return job

@@ -18,6 +18,6 @@ def tables(
     from table_stores import MariaDBTables, PostgresTables
 
     kind = {"postgres": PostgresTables, "mariadb": MariaDBTables}[request.param]
-    made = kind(database_server(request.param), monkeypatch)
-    yield made
-    made.close()
+    tables = kind(database_server(request.param), monkeypatch)
+    yield tables
+    tables.close()

@@ -42,7 +42,7 @@ class Target:
         self.table = f"rows_{zlib.crc32(name.encode()):08x}"
         self.folder = folder / "target"
         self.address = folder / f"address-of-{store}"
-        """Set the target's address: Spark's processes have the environment of the session's first process."""
+        """The file of the target's address: Spark's processes have the environment of the session's first process."""
         if servers is not None:
             variable = {"postgres": POSTGRES, "mariadb": MARIADB, "redis": REDIS}[store]
             self.address.write_text(servers.addresses()[variable])

@@ -203,8 +203,8 @@ def test_all_workers_of_another_parallelism_begin_at_once(tmp_path: Path) -> Non
             return LocalFiles(folder, wanted, memory)
 
         with ThreadPoolExecutor(8) as pool:
-            made = list(pool.map(begin, range(8)))
-        for each in made:
+            begun = list(pool.map(begin, range(8)))
+        for each in begun:
             each.close()
         assert not older.exists()
 

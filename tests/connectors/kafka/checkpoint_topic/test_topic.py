@@ -23,14 +23,14 @@ def config(kafka: Any) -> dict[str, Any]:
 @pytest.mark.broker
 class TestTopic:
     def test_a_missing_topic_is_created_as_it_must_be(self, kafka: Any, topic_name: str) -> None:
-        made = prepare_topic(config(kafka), topic_name, partitions=3)
-        assert (made.name, made.partitions) == (f"{topic_name}.checkpoints", 3)
-        resource = ConfigResource(ResourceType.TOPIC, made.name)
+        created = prepare_topic(config(kafka), topic_name, partitions=3)
+        assert (created.name, created.partitions) == (f"{topic_name}.checkpoints", 3)
+        resource = ConfigResource(ResourceType.TOPIC, created.name)
         admin = AdminClient(config(kafka))
         found = admin.describe_configs([resource])[resource].result()
         assert {need.setting: found[need.setting].value for need in NEEDS} == {n.setting: n.value for n in NEEDS}
-        assert prepare_topic(config(kafka), topic_name, partitions=7) == made
-        assert find_topic(config(kafka), topic_name) == made
+        assert prepare_topic(config(kafka), topic_name, partitions=7) == created
+        assert find_topic(config(kafka), topic_name) == created
 
     def test_two_instances_that_start_at_once(self, kafka: Any, topic_name: str) -> None:
         with ThreadPoolExecutor(2) as pool:
@@ -47,9 +47,9 @@ class TestTopic:
             found = real(*known)
             return found | {"min.insync.replicas": "2"} if next(stale, None) is not None else found
 
-        made = prepare_topic(config(kafka), topic_name)
+        created = prepare_topic(config(kafka), topic_name)
         monkeypatch.setattr(topic, "_settings", lagging)
-        assert prepare_topic(config(kafka), topic_name) == made
+        assert prepare_topic(config(kafka), topic_name) == created
         assert next(stale, None) is None
         stale = iter(range(1_000_000))
         monkeypatch.setattr(topic, "_SETTLING_S", 0.0)

@@ -85,14 +85,14 @@ class Preparing(ABC):
         self.server.start()
 
     def proxy(self) -> StatementProxy:
-        made = StatementProxy(self.port)
-        self._opened.append(made)
-        return made
+        proxy = StatementProxy(self.port)
+        self._opened.append(proxy)
+        return proxy
 
     def store(self) -> PreparingStore:
-        made = self.sink().preparing_store(Total)
-        self._opened.append(made)
-        return made
+        store = self.sink().preparing_store(Total)
+        self._opened.append(store)
+        return store
 
     def committer(self, incarnation: int, attempt: int = 0, pipeline: str = "p") -> PreparedCommitter:
         """One that has checked, fenced and cleaned."""
