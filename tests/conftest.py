@@ -139,6 +139,18 @@ def table() -> Callable[..., Rows]:
     return rows
 
 
+@pytest.fixture(scope="session")
+def store_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The servers of all stores, started once for all tests of a process."""
+    for driver in ("psycopg", "pymysql", "redis", "pyarrow"):
+        pytest.importorskip(driver)
+    from servers import Servers
+
+    servers = Servers(tmp_path_factory.mktemp("redis"))
+    yield servers
+    servers.remove()
+
+
 @pytest.fixture
 def run(kafka: KafkaCluster) -> Iterator[Callable[..., Any]]:
     """`run("pipelines:linear", "--param", ...)` starts `exactlyonce run` in a process, killed with the test."""

@@ -51,19 +51,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.fixture(scope="session")
-def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from servers import Servers
-
-    servers = Servers(tmp_path_factory.mktemp("redis"))
-    yield servers
-    servers.remove()
-
-
 @pytest.fixture
-def servers(_servers: Any) -> Any:
+def servers(store_servers: Any) -> Any:
     """The servers of all stores. A test that kills one starts it again."""
-    return _servers
+    return store_servers
 
 
 @pytest.fixture

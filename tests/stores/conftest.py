@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +11,14 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="session")
-def _servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    for driver in ("psycopg", "pymysql", "redis", "pyarrow"):
-        pytest.importorskip(driver)
-    from servers import Servers
-
-    servers = Servers(tmp_path_factory.mktemp("redis"))
-    yield servers
-    servers.remove()
-
-
 @pytest.fixture
-def servers(_servers: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def servers(store_servers: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """All of them run; processes know where, and find the pipelines. A test that kills one starts it again."""
-    for name, address in _servers.addresses().items():
+    for name, address in store_servers.addresses().items():
         monkeypatch.setenv(name, address)
     path = [str(HERE / "rig"), str(HERE.parent / "engines"), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
-    return _servers
+    return store_servers
 
 
 @pytest.fixture
