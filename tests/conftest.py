@@ -89,8 +89,7 @@ def kafka(request: pytest.FixtureRequest) -> KafkaCluster:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Let go of clients that commands have left behind within this process, which would soon have a thousand threads.
-    Python comes to that seldom where it has much to look through."""
+    """Drop clients that commands have left behind in this process, which would soon have a thousand threads."""
     threads = Path("/proc/self/task")
     if not threads.exists():
         return

@@ -75,8 +75,7 @@ def test_the_licence_is_shipped(unpacked: Path) -> None:
 
 
 def test_the_core_needs_no_extra(unpacked: Path, tmp_path: Path) -> None:
-    """All that a package exports comes from the wheel alone, whichever package is imported first, where no optional
-    package and no Java is installed; so do the commands, engines and plugins that the wheel announces."""
+    """The wheel alone gives all exports, in any order, and its commands and plugins, without extras or Java."""
     announced = configparser.ConfigParser()
     announced.read(next(unpacked.glob("*.dist-info/entry_points.txt")))
     targets = {target for group in announced.sections() for target in announced[group].values()}

@@ -33,8 +33,7 @@ pytestmark = pytest.mark.broker
 
 
 def command(fed: Fed, monkeypatch: pytest.MonkeyPatch, name: str, *options: str) -> int:
-    """The exit code of a command on `broad`, in this process; none of these comes as far as to Java. Another test of
-    the process may have left a session behind, which would be used."""
+    """The exit code of a command on `broad` here; none gets as far as Java, nor to another test's session."""
     monkeypatch.chdir(HERE)
     monkeypatch.setattr("exactlyonce.engines.spark.session._running", lambda sessions: None)
     pipeline = ["bounded_pipelines:broad", "--param", f"name={fed.name}"]

@@ -27,8 +27,7 @@ def noted(manifest: Manifest) -> dict[int, tuple[int, tuple[int, ...]]]:
 
 
 def test_what_is_skipped_is_named_and_noted(fed: Fed, tmp_path: Path) -> None:
-    """The first few by topic, partition, offset and field, all by count; the manifest has the sum over all checkpoints,
-    whichever engine took them."""
+    """The first few by topic, partition, offset and field, all by count; manifests sum over checkpoints."""
     topic, loaded = f"{fed.name}-in", load_pipeline("pipelines", "skipping", fed.name)
     fed.kafka.produce(topic, [BAD] * 7, partition=1)
     fed.kafka.produce(topic, [BAD], partition=2)

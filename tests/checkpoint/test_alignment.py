@@ -99,8 +99,7 @@ def test_no_interval_that_took_more_or_less_than_lies_between_its_barriers_count
 
 
 def test_a_barrier_that_overtakes_waits_for_none_and_holds_none() -> None:
-    """Overtaking ends the alignment: held inputs go on, and those that owe the barrier are named. Its late arrival
-    changes nothing."""
+    """Overtaking ends the alignment: held inputs continue, and those without the barrier are named, until it comes."""
     alignment = Alignment("abc")
     assert not alignment.barrier("b", 4)
     assert alignment.is_held("b")

@@ -138,8 +138,7 @@ def test_a_storage_that_comes_back_between_two_questions_is_let_be() -> None:
 
 @pytest.mark.parametrize("shown", [False, True])
 def test_what_is_missing_for_a_moment_is_kept_when_it_is_back(shown: bool) -> None:
-    """The savepoint keeps every block that it may need, but none of a later checkpoint. A scan that shows nothing may
-    be of a mount that is not there yet."""
+    """A savepoint keeps every block that it may need, and none of a later checkpoint. An empty scan proves nothing."""
     whole, increment = block(OLD, 1), block(OLD, 2)
     needs = {2: [whole, increment], 3: [block(NEW, 3)]}
     kept = Kept({OLD: [increment] if shown else [], NEW: [block(NEW, 3)]}, needs)
@@ -152,8 +151,7 @@ def test_what_is_missing_for_a_moment_is_kept_when_it_is_back(shown: bool) -> No
 
 @pytest.mark.parametrize("storage", [TOPIC, NEW])
 def test_a_damaged_savepoint_keeps_what_was_written_up_to_it(storage: str) -> None:
-    """No checkpoint stands on a block of a later one, so later blocks expire as ever. A released savepoint frees its
-    own."""
+    """No checkpoint refers to blocks of a later one, so those expire. A released savepoint frees its own."""
     own, others = [block(storage, 1), block(storage, 2)], [block(storage, 3), block(storage, 4), block(storage, 8)]
     kept = Kept({storage: own + others}, {3: [block(storage, 3)], 4: [block(storage, 4)]})
     kept.missing.add(2)

@@ -33,8 +33,7 @@ def history(incarnation: Incarnation, *manifests: Manifest, finalized: bool = Tr
 
 
 def test_a_run_that_has_ended_behind_a_savepoint() -> None:
-    """A request for savepoint and end is answered by another's savepoint, also if a run has begun since and decided
-    nothing."""
+    """A request for savepoint and end is answered by another's savepoint, also after a run that has decided nothing."""
     found = history(ENDED, SAVEPOINT)
     assert ended_behind(found, 3) == ended_behind(found, 2) == SAVEPOINT
     assert ended_behind(found, 4) is None

@@ -283,8 +283,7 @@ def make("""
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_an_avro_schema_that_changed(orders: Orders, tmp_path: Path, backend: str) -> None:
-    """States are resolved, also those of an export: added, removed, promoted and renamed fields. An error names
-    operator and field, and loses nothing."""
+    """States, exported ones too, are resolved: fields added, removed, promoted, renamed. Errors name the field."""
     kept = ["--state-backend", backend, *(["--state-folder", str(tmp_path / "kept")] if backend == "rocksdb" else [])]
     orders.change(
         ("import Pipeline", "import AvroCodec, Pipeline"),

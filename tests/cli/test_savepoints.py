@@ -87,8 +87,7 @@ def test_several_that_are_deleted_at_once(orders: Orders) -> None:
 
 
 def test_two_who_ask_for_the_end(orders: Orders) -> None:
-    """The second gets the savepoint with which the run ended, if it asked for that end; else it is told which one that
-    is."""
+    """The second gets the savepoint of the run's end, if it asked for that end; else it is told which one it is."""
     with orders.running() as run:
         living = asking.living_run(orders.history())  # as the other one has seen it, too
         assert living is not None
@@ -120,8 +119,7 @@ def full(folder: LocalFolder, name: str, content: bytes, aside: str) -> None:
 
 
 def test_an_export_that_fails(orders: Orders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place that is not there takes no savepoint. A later failure keeps it, and says how to delete it. A pipeline
-    that has ended leaves nothing in the place."""
+    """A missing place takes no savepoint. A later failure keeps it and says how to delete it."""
     monkeypatch.setattr(exported, "AWAY_TIMEOUT_S", -1.0)  # it is not asked for half a minute
     backups = tmp_path / "backups"
     line = ("savepoint", orders.name, "--to", f"file://{backups}")

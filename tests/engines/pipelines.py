@@ -182,8 +182,7 @@ def slow_behind_a_shuffle(name: str, pause_ms: int) -> Pipeline:
 
 
 def stopper(folder: str) -> Callable[[Order], Order]:
-    """A worker that meets order 3500, 4500, ... stops itself, once for each of them, and leaves its pid in *folder*, in
-    a file named as the order."""
+    """A worker stops itself at orders 3500, 4500, ..., once each; a file of that name in *folder* has its pid."""
 
     def stop(order: Order) -> Order:
         marker = Path(folder) / str(order.id)
@@ -454,8 +453,7 @@ def parting(name: str, pause_ms: int) -> Pipeline:
 
 
 def slices(name: str) -> Pipeline:
-    """Slow operators behind a shuffle, so that frames are taken in slices, whose limits decide the order of the output:
-    a stream parts and meets itself again."""
+    """Slow operators after a shuffle, whose slices decide the order of the output: a stream parts and meets."""
     pipeline, left = reading(name)
     keyed = left.union(pipeline.source("more", KafkaSource(f"{name}-more", value=Order))).key_by(
         lambda order: order.customer

@@ -120,8 +120,7 @@ def test_many_records_that_do_not_decode(kafka: KafkaCluster, job_of: JobOf) -> 
 
 
 def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
-    """The error names it, the next run leaves it out, and the checkpoint says so. An audit and a replay leave it out
-    too."""
+    """The error names it; the next run, an audit and a replay leave it out, and the checkpoint says so."""
     job = job_of("raising", partitions=1)
     job.feed(100)
     choice = f"--skip {job.topic}:0:42"

@@ -1,5 +1,4 @@
-"""A subtask's snapshot: what of it waits for what; and where the disk is full, what it says of one that it declines,
-and of the state that it has to read."""
+"""A subtask's snapshot and its dependencies; declined snapshots and unreadable state on a full disk."""
 
 from __future__ import annotations
 

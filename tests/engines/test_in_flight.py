@@ -53,8 +53,7 @@ def graph(type_: Any, source: str) -> LogicalGraph:
 
 
 class Log:
-    """A checkpoint of `graph(Order, "orders")`, with an order on its way, or of another type with *record*; it says
-    what the records are, unless it is *older*."""
+    """A checkpoint with an in-flight order, or *record*; it names the type of its records unless *older*."""
 
     def __init__(self, type_: Any = Order, record: Any = None, *, older: bool = False) -> None:
         before = graph(type_, "orders")

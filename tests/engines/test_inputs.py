@@ -1,5 +1,4 @@
-"""Records that cross from worker to worker come out as they went in, one that cannot is named; few of a source
-gather."""
+"""Records cross between workers unchanged, one that cannot is named; a few records of a source gather."""
 
 from __future__ import annotations
 

@@ -50,8 +50,7 @@ class Gated:
         return any((self._folder / f"counted-{number}").exists() for number in numbers)
 
     def reaches_the_gate(self) -> bool:
-        """Lets the first worker wait at the gate until a checkpoint was triggered. Whether none was under way before:
-        its barrier might have been passed on."""
+        """Hold the first worker at the gate until a checkpoint is triggered; False: an earlier one was in progress."""
         self.job.await_event(lambda event: event["event"] == "checkpoint")  # its sinks are ready for the next one
         self._feed(["gate"], partition=0)
         reached = self._folder / "reached"
@@ -71,8 +70,7 @@ class Gated:
                 until(partial(self._any_counted, fed), told=lambda: self.job.said)
 
     def goes_on_from_there(self) -> bool:
-        """Opens the gate, kills the job once the checkpoint is complete, and lets another one come to the end. Whether
-        no other checkpoint came before the kill."""
+        """Open the gate, kill the job once the checkpoint is complete, run to the end; False: another came before."""
         (self._folder / "open").touch()
         last = self.job.await_event(lambda event: event["event"] == "checkpoint")
         self.job.kill()

@@ -1,5 +1,4 @@
-"""A savepoint against a pipeline: what fits by the ids of operators and sources, and as they are mapped; and its states
-as blocks of what goes on from it."""
+"""Savepoints against pipelines: ids of operators and sources, their mapping, and the new run's blocks."""
 
 from __future__ import annotations
 

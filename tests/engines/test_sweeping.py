@@ -103,10 +103,10 @@ def connections(kafka: Any, topic_name: str) -> Iterator[PipelineConnections]:
     }  # fmt: skip
     options = options_from({"bootstrap_servers": kafka.bootstrap_servers})
     physical = plan(load_reference(reference).build(), 1)
-    made = PipelineConnections(physical, options, lambda _: None, lambda *_: None, reference)
-    made.recover()
-    yield made
-    made.close()
+    connections = PipelineConnections(physical, options, lambda _: None, lambda *_: None, reference)
+    connections.recover()
+    yield connections
+    connections.close()
 
 
 def answered(outcome: Outcome) -> ask.Procedure[Outcome]:

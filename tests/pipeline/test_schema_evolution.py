@@ -344,8 +344,7 @@ def records_that_grew(draw: st.DrawFn, depth: int, name: str, tag: bool = False)
 
 @given(grown(), st.data())
 def test_what_goes_by_a_rollback_comes_back_with_the_code(types: Drawn, data: st.DataObject) -> None:
-    """A dropped field is named exactly if its value would not come back with newer code. A factory's default is
-    unknown, and counts as changed."""
+    """A dropped field is named exactly if newer code would not get it back. A factory's default has changed."""
     old, new, values = types
     was, now = describe(old, defaults=True), describe(new, defaults=True)
     unknown = [each for each in lost(was, now, "S", has_default) if not each.endswith(".made")]

@@ -1,5 +1,4 @@
-"""The form that records have between processes: that of their type, or, of classes that nothing else tells apart, by
-class."""
+"""The form of records between processes: that of their type, or of their class if nothing else tells them apart."""
 
 from __future__ import annotations
 

@@ -360,8 +360,7 @@ class SimulatedConsumer:
             yield None
 
     def _is_due(self, partition: int) -> bool:
-        """Whether there is anything to fetch, or the end of the partition is not told yet; what is known costs nothing
-        to ask again."""
+        """Whether there is anything to fetch, or an end of partition to tell; a known answer costs nothing."""
         at = self._positions[partition]
         return self.world.end_of(self.topic, partition) != at or self._ended.get(partition) != at
 

@@ -128,8 +128,7 @@ class SimulatedCoordinator:
         self.workers: list[Process] = []
         self.step_name = "open"
         self.reads_more = False
-        """Whether an input got a partition meanwhile. The real run to an end takes none; here it is read, and nobody
-        waits for its end."""
+        """Whether an input got a partition meanwhile. A real run to an end ignores it; here it is read."""
         self.carries = False
         """Whether the checkpoint that is being decided carries output of aborted ones."""
         self._inbox: deque[Callable[[], None]] = deque()

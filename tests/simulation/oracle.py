@@ -163,8 +163,7 @@ class Oracle:
         self.fenced |= {each for each, times in older.items() if self._initialized[each] == times}
 
     def decided_more(self) -> None:
-        """Readers of the decision log may see more than before: a decision counts from then on, for until its markers
-        are there it may yet be taken back."""
+        """Readers of the decision log may see more than before: a decision counts once its markers are there."""
         log = self.broker.fetch(TOPIC, DECISIONS, self._decisions_read, Isolation.READ_COMMITTED)
         self._decisions_read = log.last_stable_offset
         for transaction, records in groupby(log.records, lambda each: (each.producer_id, each.epoch)):
@@ -191,8 +190,7 @@ class Oracle:
         demand(pending is None or pending.previous in self._retained, "an unfinalized checkpoint can be replayed")
 
     def read_blocks(self, ending: tuple[int, int] = (-1, -1)) -> None:
-        """Read the blocks that were written since the last look. A tombstone counts once it is committed; those of the
-        transaction *ending* are."""
+        """Read new blocks. Tombstones count once they are committed; those of the transaction *ending* do."""
         if self._outside is not None:
             self._live = dict.fromkeys(self._outside.contents)
         for partition in range(1, self._block_partitions if self._outside is None else 1):
@@ -401,8 +399,7 @@ class Oracle:
     # --- readers ------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Check the view of read_committed readers: each key's updates once, in order, and nothing undecided. Nor are
-        they held back by a transaction for longer than it may last."""
+        """Check that read_committed readers see updates once, in order and decided, and are not held back long."""
         overdue = self.broker.overdue(self._transaction_timeout_ms)
         demand(not overdue, f"{overdue} have been open for longer than {self._transaction_timeout_ms} ms")
         for (sink, partition), offset in self._read_to.items():

@@ -17,8 +17,7 @@ PERIOD = 12
 
 
 def ways_of(topology: Topology, origin: str, offset: int, begin: str = "") -> dict[str, list[str]]:
-    """By step, the `way` of each record that it passes on for one of input record *offset*, which has come to step
-    *origin* by way of *begin*, and to no other."""
+    """The `way` by step of each record of input record *offset* that came to *origin* by *begin* alone."""
     ways: dict[str, list[str]] = {step.inputs[0]: [] for step in topology.of("loop")}
     before: dict[str, list[str]] | None = None
     while ways != before:  # once more round each loop

@@ -222,8 +222,7 @@ class Stores:
         self._coordinators_harmed = len(self.world.coordinators)
 
     def reset(self) -> None:
-        """The pipeline begins anew: topic, target and ledger are emptied by hand, while an older coordinator sleeps
-        right before it asks the store."""
+        """The pipeline begins anew: topic, target and ledger are emptied while an older coordinator is to ask."""
         world, now_ms = self.world, self.clock.monotonic_ms()
         asleep = [e for e in world.coordinators if e.paused_until_ms > now_ms and e.step_name == "store-committing"]
         zombie = next((each for each in asleep if each.alive), None)

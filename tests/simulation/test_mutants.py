@@ -20,8 +20,7 @@ class Found(NamedTuple):
 
 
 def found(name: str) -> Found | None:
-    """None: no seed does. A seed with which the shipped code notices by itself does not count; whatever else is
-    raised is raised."""
+    """None: no seed finds it. Seeds with which shipped code itself notices do not count; other errors are raised."""
     mutant = MUTANTS[name]
     with planted(name):
         for seed in range(mutant.first, mutant.first + MUTANT_SEEDS):

@@ -212,8 +212,7 @@ def test_batches_that_an_older_version_decided(world: World, monkeypatch: pytest
 
 @pytest.mark.exhaustive
 def test_the_writes_of_a_function_of_foreach_batch(world: World) -> None:
-    """Each write is done once, however often a batch is run again. Two writes of the same rows are two; other rows than
-    before are a halt."""
+    """Each write is done once, however often a batch runs. Equal writes are two; other rows are a halt."""
 
     def run(name: str, batch: int, *writes: int, **changes: str) -> None:
         """One run of the function, which writes the rows of *writes*, -1 for none, each in a job of its own."""

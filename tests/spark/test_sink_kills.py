@@ -66,8 +66,7 @@ def test_python_processes_are_killed(query: Query) -> None:
 
 @pytest.mark.parametrize("target", TARGETS, indirect=True)
 def test_the_driver_is_killed(query: Query) -> None:
-    """JVM and all die during the flush, the decision, the commit and Spark's own log. The next driver goes on from the
-    same checkpoint location."""
+    """JVM and all die during flush, decision, commit and Spark's log; the next driver continues from its location."""
     is_kafka = query.target.store == "kafka"
     for step in DRIVER_STEPS_OF_KAFKA if is_kafka else DRIVER_STEPS_OF_STORES:
         with query.driver(step) as driver:

@@ -48,8 +48,7 @@ def test_batches(world: World) -> None:
 @pytest.mark.parametrize("aborted", [True, False])
 @pytest.mark.parametrize(("target", "step"), DEATHS, indirect=["target"])
 def test_a_commit_that_dies_at_any_step(step: str, aborted: bool, world: World, failing: Callable[[str], None]) -> None:
-    """A decided batch becomes visible, though Spark aborts it or its driver dies. An undecided one does not, and is
-    written once by the next driver."""
+    """A decided batch becomes visible, even if Spark aborts it. An undecided one is written once, later."""
     planner, committer = world.pair("a")
     flushed = world.tasks(planner, 0)
     failing(step)
@@ -71,8 +70,7 @@ def test_a_commit_that_dies_at_any_step(step: str, aborted: bool, world: World, 
 @pytest.mark.exhaustive(but=["kafka"])
 @EACH_TARGET
 def test_a_task_that_is_tried_again(world: World) -> None:
-    """Spark reports one attempt of a task, and that one is there. Output of other attempts and of failed jobs is
-    dropped."""
+    """The attempt that Spark reports is there. Output of other attempts and of failed jobs is dropped."""
     planner, committer = world.pair("a")
     for batch, reported in enumerate((2, 0)):
         attempts = world.attempts(planner, Job(QUERY, batch), rows_of(batch, 0), 3)

@@ -36,8 +36,7 @@ pytestmark = pytest.mark.broker
 def test_what_an_attempt_writes_that_spark_has_given_up(
     late: bool, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lost executor that goes on after the decision leaves nothing, nor does a stage that was tried again. Only a job
-    that shows another writer is looked after."""
+    """A lost executor or a repeated stage leaves nothing. Only a job that shows another writer is looked after."""
     looks: list[ask.Request] = []
     perform = Performer.__call__
 
@@ -202,8 +201,7 @@ SETTING_ASIDE = pytest.mark.parametrize(
 @pytest.mark.exhaustive(but=["prepared"])
 @SETTING_ASIDE
 def test_two_jobs_at_a_time(world: World, changes: dict[str, str]) -> None:
-    """The job that began first is refused before its decision: the other one has dropped its rows. Run again, it is
-    written."""
+    """The job that began first is refused before its decision, for its rows are dropped. Run again, it is written."""
     planner = world.driver("a", **changes)
     jobs = [Job(write_id=each) for each in ("monday", "tuesday")]
     first, second = (world.job(planner, job, [rows_of(place, 0)]) for place, job in enumerate(jobs))
@@ -220,8 +218,7 @@ def test_two_jobs_at_a_time(world: World, changes: dict[str, str]) -> None:
 def test_a_query_that_is_stopped_while_it_commits(
     step: str, world: World, changes: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process that commits goes on, while the query is started again by the same driver: it neither decides what
-    was dropped meanwhile, nor drops what was set aside meanwhile."""
+    """A restarted query and the former one's commit: neither decides dropped rows, nor drops those staged meanwhile."""
     planner, committer = world.pair("a", **changes)
     committer.commit(Job(QUERY, 0), world.tasks(planner, 0))
     job = Job(QUERY, 1)
@@ -279,8 +276,7 @@ EACH_PREPARING = pytest.mark.parametrize(
 @pytest.mark.exhaustive(but=["prepared"])
 @EACH_PREPARING
 def test_rows_that_take_long_to_come(commit: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a task waits for its next rows its writer shows that it lives, so that the store does not end its
-    transaction, as it does with that of a dead client."""
+    """A writer that waits for its task's next rows shows that it lives, so that the store keeps its transaction."""
     kept, keep = threading.Event(), PREPARING[commit].keep
 
     def keeping(self: Any) -> None:

@@ -38,8 +38,7 @@ def fed(kafka: KafkaCluster, topic_name: str) -> Fed:
 @pytest.mark.exhaustive(but=["broad"])
 @pytest.mark.parametrize("attribute", ["broad", "every"])
 def test_every_operator_on_spark(attribute: str, spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
-    """A checkpoint that Spark takes, at more units than it has cores, comes again here, byte for byte: its state, and
-    all that readers see, in order."""
+    """A checkpoint by Spark, with more units than cores, comes again here, byte for byte, state and output."""
     assert cores(spark) == 2
     fed.feed(300)
     loaded = load_pipeline("bounded_pipelines", attribute, fed.name)
@@ -67,8 +66,7 @@ def test_what_fails_in_a_task(spark: SparkSession, fed: Fed, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_checkpoints_of_both_engines_are_audited(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
-    """The local engine did wrong by one update of each kind, Spark went on from its checkpoint and did right: an audit
-    on Spark finds the former and nothing else, exactly as one in this process does."""
+    """An audit on Spark finds the local engine's planted defects and nothing else, as one in this process."""
     client = ClientConfig(fed.config)
     options = RunOptions(client, CheckpointSettings(num_retained=100), parallelism=3)
     loaded, submit = load_pipeline("flawed_pipelines", "flawed", fed.name), submit_to(spark)

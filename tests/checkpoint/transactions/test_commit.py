@@ -119,8 +119,7 @@ def test_the_unknown_are_settled_by_their_records(
     [("CCC", [], True), ("CAC", [1], False), ("AAC", [0, 1], False), ("GAC", [0, 1], False), ("GGC", [], True)],
 )
 def test_each_partition_of_an_unknown_one_is_looked_at(fates: str, lost: list[int], proven: bool) -> None:
-    """Lost is what aborted partitions hold, and what is not seen at all. A partition whose records are gone is proven
-    by the others, if none is aborted."""
+    """Aborted partitions are lost; one whose records are gone is proven by the others, or lost if any is aborted."""
     whole = msgspec.structs.replace(committable("a"), written=tuple(Written("t", p, 10, 5) for p in range(3)))
     letters = {"C": Fate.COMMITTED, "A": Fate.ABORTED, "G": Fate.GONE}
 

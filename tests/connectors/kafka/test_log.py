@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -268,7 +269,7 @@ def test_a_compacted_topic(tmp_path: Any, cluster_at: Any) -> None:
             end(cluster, committable, commit=commit)
             if not apart:
                 overwrite(cluster, "compacted")
-            until(lambda c=committable: are_gone(log, c))
+            until(partial(are_gone, log, committable))
             assert log.fate(committable) is (Fate.COMMITTED if commit else Fate.ABORTED)
         cluster.close()
         log.close()

@@ -70,8 +70,7 @@ def run_test(test: str) -> int:
 
 
 def commit() -> str:
-    """The last that changed what cells run, with "-dirty" behind it where files of that were changed since: all such
-    trees share one name."""
+    """The last commit that changed what cells run, with "-dirty" if such files have changed since."""
     last, changed = _git("log", "-1", "--format=%h"), _git("status", "--porcelain")
     return (last or "unknown") + ("-dirty" if changed else "")
 
