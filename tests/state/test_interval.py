@@ -95,7 +95,7 @@ class Derived(Counter):
     [
         pytest.param("many", 1, id="class"),
         pytest.param(Derived(1, 2), 1, id="derived class"),
-        pytest.param(Counter("many"), 8, id="value"),  # type: ignore[arg-type]
+        pytest.param(Counter("many"), 8, id="value"),  # type: ignore[arg-type]  # that is the test
     ],
 )
 def test_a_wrong_state_is_found_wherever_it_is(
