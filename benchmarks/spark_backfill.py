@@ -24,7 +24,7 @@ from throughput import rate_of
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
-from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import Submit
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import session
@@ -63,7 +63,7 @@ def backfill(bench: Bench, submit: Submit, staging: Path, source: str, sink: str
     loaded = Loaded(load_reference(reference), reference)
     client = ClientConfig({"bootstrap.servers": bench.cluster.servers, **WRITER, **QUIET})
     options = RunOptions(client, parallelism=PARALLELISM)
-    done = CatchingUp(loaded, options, submit, staging, Quiet(), chunk_records=10 * records).run()
+    done = CatchUp(loaded, options, Quiet(), chunk_records=10 * records).lead(submit, staging)
     if done.records != records or done.records_out != records:
         raise Failed(f"{done.records} of {records} were read, {done.records_out} written")
     return records / done.work_ms * 1000.0

@@ -25,7 +25,7 @@ from exactlyonce.checkpoint.records.encoding import Block, encode
 from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.keys import canonical_key, key_group
@@ -89,7 +89,7 @@ class LocalTotals:
         options, begun = RunOptions(client, parallelism=ADVANCED_AT), Begun()
         with TemporaryDirectory() as folder:
             loaded = Loaded(load_reference(reference), reference)
-            done = CatchingUp(loaded, options, in_process, Path(folder), begun).run()
+            done = CatchUp(loaded, options, begun).lead(in_process, Path(folder))
         if (done.records, done.records_out) != (records, records):
             raise Failed(f"{done.records} of {records} orders were read, {done.records_out} totals written")
         return begun.manifest

@@ -104,10 +104,10 @@ def leading_options(args: argparse.Namespace) -> RunOptions:
 def replaying(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
     """Where units of a command with the options of `add_replaying` run."""
     if args.in_process:
-        from exactlyonce.engines.bounded.submit import in_this_process
+        from exactlyonce.engines.bounded.submit import Executors, in_process
         from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 
-        yield in_this_process(Path(args.staging or THIS_MACHINE))
+        yield Executors(in_process, Path(args.staging or THIS_MACHINE), lambda: 1)
     else:
         with executors(args, name, started) as where:
             yield where

@@ -11,7 +11,7 @@ from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, clien
 from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, replaying
 
 if TYPE_CHECKING:
-    from exactlyonce.engines.bounded.audit.audit import AuditReport, Found
+    from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
     from exactlyonce.engines.bounded.audit.compare import PlainRecord
 
 _EXAMPLES = f"""\
@@ -91,7 +91,7 @@ def as_json(report: AuditReport) -> dict[str, Any]:
     }
 
 
-def _finding(found: Found) -> dict[str, Any]:
+def _finding(found: AuditFinding) -> dict[str, Any]:
     finding = found.finding
     origin = dict(zip(("topic", "partition", "offset"), finding.origin, strict=True)) if finding.origin else None
     return {
@@ -150,7 +150,7 @@ def _numbers(checkpoints: list[int]) -> str:
     return f"{checkpoints[0]} to {checkpoints[-1]}"
 
 
-def _lines(found: Found) -> Iterator[str]:
+def _lines(found: AuditFinding) -> Iterator[str]:
     finding = found.finding
     partition = "?" if finding.partition is None else finding.partition
     place = f"{found.topic}[{partition}]"

@@ -110,7 +110,7 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
     work = CatchUp(
         loaded=pipeline, options=options, parallelism=parallelism_given(vars(args)), progress=progress,
         stop_offsets=stop_offsets, chunk_records=args.chunk_records, from_nothing=from_nothing, follow=follow,
-        take_over=args.take_over, named=named(args), stopping=stopping,
+        take_over=args.take_over, command_name=named(args), stopping=stopping,
     )  # fmt: skip
     work.judge()
     with executors(args, name, progress.stage) as where:

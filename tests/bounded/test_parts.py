@@ -15,14 +15,14 @@ from manifests import committable, manifest
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.catch_up import CatchingUp
-from exactlyonce.engines.bounded.ranges import Reading, parts
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
-from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets
+from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets, parts
 from exactlyonce.engines.bounded.submit import in_process
-from exactlyonce.engines.bounded.unit import turns
+from exactlyonce.engines.bounded.unit import ordering
+from exactlyonce.engines.bounded.unit.messages import Reading
+from exactlyonce.engines.bounded.unit.ordering import ReaderInTurn
 from exactlyonce.engines.bounded.unit.staging import FrameWriter, StagedFile, read_frames
-from exactlyonce.engines.bounded.unit.turns import ReaderInTurn
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.surroundings.preflight import Inputs
 from exactlyonce.pipeline.errors import ConfigError
@@ -102,7 +102,7 @@ class Numbers:
 
 
 def test_few_readers_are_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "OPEN_READERS_MAX", 2)
+    monkeypatch.setattr(ordering, "OPEN_READERS_MAX", 2)
     is_open, staying = set[Numbers](), set[ReaderInTurn]()
     ends = [10 + number for number in range(10)]
     readers = [
@@ -140,7 +140,7 @@ def retry(monkeypatch: pytest.MonkeyPatch) -> Loaded:
 
 def test_loops_are_refused(retry: Loaded, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"loop 'retry'.*`exactlyonce run`"):
-        CatchingUp(retry, RunOptions(NOBODY), in_process, tmp_path, Silent()).run()
+        CatchUp(retry, RunOptions(NOBODY), Silent()).lead(in_process, tmp_path)
 
 
 def test_a_loop_is_not_replayed(retry: Loaded, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from exactlyonce.cli.commands.audit import as_json, as_text, exit_code
-from exactlyonce.engines.bounded.audit.audit import AuditReport, Found
+from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
 from exactlyonce.engines.bounded.audit.compare import CHANGED, FOREIGN, MISSING, Finding, PlainRecord
 
 WANTED, SEEN = PlainRecord(b"ann", b"3"), PlainRecord(b"ann", b"\xff" * 300, (("h", None),))
@@ -13,9 +13,9 @@ REPORT = AuditReport(
     1200,
     1199,
     [
-        Found("t", "out", 5, Finding(CHANGED, 1, 42, ("in", 0, 7), WANTED, SEEN)),
-        Found("t", "out", 6, Finding(MISSING, None, None, ("in", 2, 9), WANTED, None)),
-        Found("t", "out", None, Finding(FOREIGN, 0, 50, None, None, WANTED)),
+        AuditFinding("t", "out", 5, Finding(CHANGED, 1, 42, ("in", 0, 7), WANTED, SEEN)),
+        AuditFinding("t", "out", 6, Finding(MISSING, None, None, ("in", 2, 9), WANTED, None)),
+        AuditFinding("t", "out", None, Finding(FOREIGN, 0, 50, None, None, WANTED)),
     ],
     ["checkpoint 3 is expired"],
 )

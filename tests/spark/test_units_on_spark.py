@@ -16,7 +16,7 @@ from losing import QUICK_ABORTS, Lossy
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
-from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import cores
@@ -73,7 +73,7 @@ def test_checkpoints_of_both_engines_are_audited(spark: SparkSession, fed: Fed, 
     fed.feed(1500)
     run_flawed(fed, "--num-retained", "100", interval="10m")  # the pipeline's flaw does not outlive a checkpoint
     fed.feed(900)
-    summary = CatchingUp(loaded, options, submit, tmp_path, Silent(), chunk_records=700).run()
+    summary = CatchUp(loaded, options, Silent(), chunk_records=700).lead(submit, tmp_path)
     assert summary.checkpoints > 1
 
     def audited(submit: Submit) -> AuditReport:
@@ -108,7 +108,7 @@ def test_a_lost_transaction_is_computed_again_on_spark(spark: SparkSession, loss
     options = RunOptions(client, parallelism=3, repair="spark")
     loaded, progress = load_pipeline("pipelines", "diamond", lossy.name), Silent()
     submit = submit_to(spark, lambda stage, units: stages.append((stage, units)))
-    summary = CatchingUp(loaded, options, submit, tmp_path / "staged", progress).run()
+    summary = CatchUp(loaded, options, progress).lead(submit, tmp_path / "staged")
     assert any(f"{lost.transactional_id} repaired" in note for note in progress.notes)
     assert [units for stage, units in stages if stage.startswith("stage")] == [2, 2, 3, 3]
     assert summary.manifest.parallelism == 3

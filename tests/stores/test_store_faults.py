@@ -26,7 +26,7 @@ from exactlyonce.checkpoint import leader
 from exactlyonce.checkpoint.records import history
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.system_clock import SystemClock
@@ -205,7 +205,7 @@ def test_an_apply_that_takes_longer_than_a_silence(alone: Any, tmp_path: Path, m
     held = psycopg.connect(pipeline.servers.postgres.dsn(DATABASE))
     held.execute(f"LOCK TABLE {pipeline.target} IN EXCLUSIVE MODE".encode())
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(CatchingUp(loaded, options, in_process, tmp_path, Silent()).run)
+        running = pool.submit(CatchUp(loaded, options, Silent()).lead, in_process, tmp_path)
         try:
             waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
             until(lambda: pipeline.servers.sql("postgres", waiting)[0][0], pause_s=0.05)

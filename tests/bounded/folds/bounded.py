@@ -25,7 +25,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage, references
 from exactlyonce.engines.bounded.advance import Advanced
-from exactlyonce.engines.bounded.catch_up import CatchingUp, Summary
+from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
 from exactlyonce.engines.bounded.submit import in_process, perform, settled
 from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.engines.plan import plan
@@ -164,7 +164,7 @@ def catch_up(fed: Fed, loaded: Loaded, parallelism: int, staging: Path, **option
     restoration: Restoration | None = options.pop("restoration", None)
     settings = CheckpointSettings(storage=fed.storage)
     run = RunOptions(client, settings, parallelism=parallelism, restoration=restoration)
-    return CatchingUp(loaded, run, submit, staging, options.pop("progress", Silent()), **options).run()
+    return CatchUp(loaded, run, options.pop("progress", Silent()), **options).lead(submit, staging)
 
 
 def exported_and_reset(fed: Fed, folder: Path) -> str:

@@ -9,7 +9,7 @@ from bounded import Silent, load_pipeline, twice
 from prepared_job import PreparedJob
 
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.engines.bounded.catch_up import CatchingUp
+from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.options import RunOptions
 
 pytestmark = pytest.mark.broker
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.broker
 def catch_up(job: PreparedJob, folder: Path) -> None:
     loaded = load_pipeline("prepared_totals", "totals", job.name, store=job.preparing.name)
     options = RunOptions(ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers}), parallelism=2)
-    CatchingUp(loaded, options, twice, folder, Silent()).run()
+    CatchUp(loaded, options, Silent()).lead(twice, folder)
 
 
 @pytest.mark.exhaustive(matrix=True)
