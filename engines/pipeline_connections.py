@@ -33,9 +33,8 @@ from exactlyonce.engines.plan import Plan
 from exactlyonce.engines.processes import is_known_dead
 from exactlyonce.engines.savepoints.fitting import Surroundings, require_readable
 from exactlyonce.engines.savepoints.restoring import Restoring
-from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
-from exactlyonce.engines.surroundings.stores import PipelineStores, stages
-from exactlyonce.engines.surroundings.stores_aside import StoresAside
+from exactlyonce.engines.surroundings.preflight import PipelineTopics
+from exactlyonce.engines.surroundings.stores import BackgroundStores, PipelineStores, stages
 from exactlyonce.engines.traces import erase_condemned
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 from exactlyonce.pipeline.loading import Loaded, Reference, load_reference
@@ -128,7 +127,7 @@ class PipelineConnections(Connections):
         )  # fmt: skip
         self._storages = self.keep(Storages(options.client, topic, stays_connected=True))
         stores = PipelineStores(self._plan.graph, NewestBlocks(self._storages, lambda: self.log.history))
-        self.answers += [self.surroundings, self.keep(StoresAside(stores, stores.close)), self._answer_own]
+        self.answers += [self.surroundings, self.keep(BackgroundStores(stores)), self._answer_own]
         stores.check()
         self._restoring = self._savepoint_to_restore(history)
         config = self._config(stores)

@@ -38,7 +38,7 @@ from exactlyonce.engines.local.reporting import EventReporter, Report
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.runtime.in_flight import listed_in
 from exactlyonce.engines.savepoints.restoring import Restoring
-from exactlyonce.engines.surroundings.pipeline_topics import PipelineTopics
+from exactlyonce.engines.surroundings.preflight import PipelineTopics
 from exactlyonce.pipeline.errors import (
     BrokerUnavailable,
     EndedAtOnce,
