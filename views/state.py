@@ -14,7 +14,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, kept_state
-from exactlyonce.engines.savepoints.retained import chosen, unless_expired
+from exactlyonce.engines.savepoints.retained import choose_checkpoint, unless_expired
 from exactlyonce.state.index import IndexHead
 
 
@@ -79,7 +79,7 @@ def state_at(config: ClientConfig, pipeline: str, checkpoint: int | None = None)
 
     Raises ConfigError if there is no such checkpoint, or it expires while it is read.
     """
-    manifest = chosen(read_history(config.confluent(), pipeline), checkpoint)
+    manifest = choose_checkpoint(read_history(config.confluent(), pipeline), checkpoint)
     topic = find_topic(config.confluent(), pipeline)
     storage = block_storage(config, topic, manifest.storage, stays_connected=True)
     with closing(storage) as blocks, unless_expired(config, manifest):

@@ -119,12 +119,12 @@ def _newest(history: History, args: argparse.Namespace) -> Manifest:
 def _shown(config: ClientConfig, manifest: Manifest, args: argparse.Namespace, *, taken: bool) -> str:
     """Show the savepoint; with --to, export it first into a new folder, whose URL is shown as soon as it is whole."""
     from exactlyonce.engines.savepoints.exported import export
-    from exactlyonce.engines.savepoints.retained import opened, unless_expired
+    from exactlyonce.engines.savepoints.retained import open_savepoint, unless_expired
 
     url = ""
     try:
         if args.to:
-            with unless_expired(config, manifest), opened(config, manifest) as contents:
+            with unless_expired(config, manifest), open_savepoint(config, manifest) as contents:
                 url = export(contents, args.to)
                 _show(manifest, url, taken=taken, json=args.json)
         else:

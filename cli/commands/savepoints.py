@@ -139,8 +139,8 @@ def _url(place: str) -> str:
 def delete(args: argparse.Namespace) -> int:
     """Delete it, and say so."""
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-    from exactlyonce.engines.savepoints.deleting import delete as delete_savepoint
     from exactlyonce.engines.savepoints.exported import remove
+    from exactlyonce.engines.savepoints.retained import delete as delete_savepoint
     from exactlyonce.pipeline.durations import duration_ms
 
     if not args.savepoint.isdecimal():

@@ -14,7 +14,8 @@ from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.blocks.local import LocalFolder
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import SAVEPOINT, Asked, Mailbox
 from exactlyonce.engines import asking
-from exactlyonce.engines.savepoints import deleting, exported
+from exactlyonce.engines.savepoints import exported, retained
+from exactlyonce.engines.short_incarnation import short_incarnation
 from exactlyonce.pipeline.errors import Fenced, StorageUnavailable
 from exactlyonce.testing.cluster import LIMIT_S
 from tests.cli.conftest import Orders, armed, wait_until
@@ -54,14 +55,13 @@ def test_a_run_that_begins_while_one_is_deleted(orders: Orders, monkeypatch: pyt
     with orders.running() as run:
         first = orders.taken()
         assert run.stop() == 0
-    alone = deleting._delete_alone
     begun: list[Callable[[], Outcome]] = []
 
-    def slow(*arguments: Any) -> None:
+    def slow(*arguments: Any, **named: Any) -> Any:
         begun.append(orders.begun_elsewhere())
-        alone(*arguments)
+        return short_incarnation(*arguments, **named)
 
-    monkeypatch.setattr(deleting, "_delete_alone", slow)
+    monkeypatch.setattr(retained, "short_incarnation", slow)
     deletion = ("savepoints", "delete", orders.name, str(first))
     orders.command.refused("(process 1 on other-host) has begun since", *deletion)
     assert begun[0]() is Outcome.DONE, "it was not fenced"

@@ -10,7 +10,7 @@ import pytest
 
 from exactlyonce.cli.commands.state import lines, row, table, type_text
 from exactlyonce.cli.main import main
-from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, keys_meant
+from exactlyonce.engines.savepoints.kept_state import KeptEntry, decoded, possible_keys
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.keys import canonical_key
@@ -124,6 +124,6 @@ def test_after_a_run(orders: Orders) -> None:
 
 
 def test_a_key_that_nobody_has() -> None:
-    assert len(keys_meant("[" * 3000)) == len(keys_meant("[" * 3000 + "]" * 3000)) == 1
+    assert len(possible_keys("[" * 3000)) == len(possible_keys("[" * 3000 + "]" * 3000)) == 1
     with pytest.raises(ConfigError, match="The key is no UTF-8"):
-        keys_meant("\udcff")
+        possible_keys("\udcff")

@@ -23,7 +23,7 @@ from exactlyonce.engines.runtime.batch import Batch
 from exactlyonce.engines.runtime.batch_codec import BatchCodec, Coordinates
 from exactlyonce.engines.runtime.blocks import SubtaskBlocks, WorkerBlocks
 from exactlyonce.engines.runtime.in_flight import InFlightFrame
-from exactlyonce.engines.savepoints.loops import LoopEntry, require_same
+from exactlyonce.engines.savepoints.contents import LoopEntry, require_same
 from exactlyonce.pipeline.errors import GraphError, RecordError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.wire import apart, describe

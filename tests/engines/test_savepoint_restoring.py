@@ -30,11 +30,17 @@ from exactlyonce.engines.options import Restoration
 from exactlyonce.engines.runtime import in_flight
 from exactlyonce.engines.runtime.batch_codec import BatchCodec
 from exactlyonce.engines.savepoints import kept_state as kept_states
-from exactlyonce.engines.savepoints.contents import Saved, SavedLoop, SavedOperator, TopicSavepoint
+from exactlyonce.engines.savepoints.contents import (
+    LoopEntry,
+    Saved,
+    SavedLoop,
+    SavedOperator,
+    TopicSavepoint,
+    require_same,
+)
 from exactlyonce.engines.savepoints.exported import METADATA, ExportedSavepoint, export
 from exactlyonce.engines.savepoints.fitting import Surroundings, fitting, require_readable
 from exactlyonce.engines.savepoints.kept_state import KeptEntry, kept_state
-from exactlyonce.engines.savepoints.loops import LoopEntry, require_same
 from exactlyonce.engines.savepoints.restoring import Restoring
 from exactlyonce.pipeline.errors import Fenced, GraphError, StorageUnavailable
 from exactlyonce.pipeline.graph import LogicalGraph
@@ -103,7 +109,7 @@ class Given:
     def entries(self, operator: str) -> Iterator[KeptEntry]:
         return iter(self.states)
 
-    def going_round(self, loop: str) -> Iterator[LoopEntry]:
+    def loop_entries(self, loop: str) -> Iterator[LoopEntry]:
         return iter(self.rounds)
 
 
