@@ -14,10 +14,8 @@ from exactlyonce.connectors.kafka.client import connect
 from exactlyonce.engines.spark.sink.messages import Flushed
 from exactlyonce.engines.spark.sink.options import parse_sink_options
 from exactlyonce.engines.spark.sink.position import Job
-from exactlyonce.engines.spark.sink.rows import rows
-from exactlyonce.engines.spark.sink.streaming import StreamWriter
-from exactlyonce.engines.spark.sink.task import INIT_TIMEOUT_S, TUNING, TaskTransaction
-from exactlyonce.engines.spark.sink.writer import TaskMessage
+from exactlyonce.engines.spark.sink.task import INIT_TIMEOUT_S, TUNING, TaskTransaction, rows
+from exactlyonce.engines.spark.sink.writer import StreamWriter, TaskMessage
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -1,6 +1,6 @@
-"""Bounded work on a Spark session that a program has: backfill, catch-up, audit and replay, as the commands do them.
+"""Bounded work on a program's Spark session: backfill, catch-up, audit and replay, as the commands do them.
 
-Invariant: options are those of `Pipeline.run`, refused in the same words; the session is used as it is, and not ended.
+Invariant: options are those of `Pipeline.run`, with the same errors; the session is neither changed nor ended.
 """
 
 from __future__ import annotations
@@ -30,17 +30,11 @@ class Notes:
     """The listener to bounded work that shows notes on stderr, and nothing else."""
 
     def note(self, text: str) -> None:
-        """Show what a person should know."""
         print(text, file=sys.stderr, flush=True)
 
-    def began(self, manifest: Manifest, offsets: int) -> None:
-        """Nothing is shown."""
-
-    def advanced(self, advanced: Advanced, offsets: int) -> None:
-        """Nothing is shown."""
-
-    def passed(self, offsets: int) -> None:
-        """Nothing is shown."""
+    def began(self, manifest: Manifest, offsets: int) -> None: ...
+    def advanced(self, advanced: Advanced, offsets: int) -> None: ...
+    def passed(self, offsets: int) -> None: ...
 
 
 def backfill(
@@ -147,7 +141,7 @@ def _loaded(pipeline: Pipeline | str) -> Loaded:
 
 
 def _client(options: dict[str, Any]) -> ClientConfig:
-    """How to reach the cluster; ConfigError for any other option."""
+    """The client's configuration; ConfigError for any other option."""
     options_from(options)
     client = client_from(options, read_file(options.get("config")))
     client.check()

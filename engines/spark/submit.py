@@ -1,7 +1,7 @@
 """Units on Spark: one job for each stage, one task for each unit, and receipts as the job's result.
 
 Invariants: a job has effects only in its one result stage, and is collected once, so that no plan runs its tasks again;
-what a task is sent is bytes and the name of a function; its attempt's label is of this attempt alone.
+a task gets bytes and the name of a function; the label of an attempt is unique.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from exactlyonce.engines.bounded.submit import Executors, Submit, perform, settled
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
-from exactlyonce.engines.spark.session import cores, refuse_speculation_in, runs_here
-from exactlyonce.engines.spark.spark_errors import in_short, is_sparks, known_cause
+from exactlyonce.engines.spark.session import (
+    cores,
+    in_short,
+    is_sparks,
+    known_cause,
+    refuse_speculation_in,
+    runs_here,
+)
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, require
 
 if TYPE_CHECKING:
@@ -25,11 +31,11 @@ _SCHEMA = "place int, answer binary"
 
 
 class StageFailed(ExactlyOnceError):
-    """A stage of a Spark job failed for good. Its checkpoint never happened; nothing is lost."""
+    """A stage of a Spark job failed permanently. Its checkpoint never happened; nothing is lost."""
 
 
 def submit_to(spark: SparkSession, started: Callable[[str, int], None] = lambda stage, units: None) -> Submit:
-    """A `Submit` whose units are tasks of *spark*; *started* is told of each stage and how many units it has.
+    """A `Submit` whose units are tasks of *spark*; *started* is told of each stage and its number of units.
 
     Raises `ConfigError` if *spark* would run a task twice at the same time.
     """
@@ -43,7 +49,12 @@ def submit_to(spark: SparkSession, started: Callable[[str, int], None] = lambda 
         except Exception as error:
             if not is_sparks(error):
                 raise
-            raise known_cause(str(error)) or _failed(stage, str(error)) from None
+            reason = str(error)
+            raise known_cause(reason) or StageFailed(
+                f"Spark could not finish {stage}. Nothing of its checkpoint is visible, and nothing is lost: run the "
+                f"command again once the cause is fixed; --spark-log FILE keeps all that Spark writes. It says:\n"
+                f"  {in_short(reason)}"
+            ) from None
         answers: dict[int, bytes] = {row.place: bytes(row.answer) for row in rows}
         require(sorted(answers) == list(range(len(work))), "every task answers once")
         return settled(answers[place] for place in range(len(work)))
@@ -54,14 +65,14 @@ def submit_to(spark: SparkSession, started: Callable[[str, int], None] = lambda 
 def executors_of(
     spark: SparkSession, staging: str | Path | None, started: Callable[[str, int], None] = lambda stage, units: None
 ) -> Executors:
-    """The executors of *spark*; ConfigError where they need a folder *staging* that they share with this machine."""
+    """The executors of *spark*; ConfigError where they need a folder *staging* shared with this machine."""
     if staging is None and not runs_here(spark):
         require_staging(spark.conf.get("spark.master", "") or "a Connect server")
     return Executors(submit_to(spark, started), Path(staging or THIS_MACHINE).absolute(), lambda: cores(spark))
 
 
 def require_staging(master: str) -> NoReturn:
-    """Raise the ConfigError that a Spark on other machines needs a shared folder."""
+    """Raise ConfigError: a Spark on other machines needs a shared folder."""
     raise ConfigError(
         f"--staging is needed with --master {master}: a folder that all executors and this machine see under the same "
         f"path, with room for the input of a chunk."
@@ -69,7 +80,7 @@ def require_staging(master: str) -> NoReturn:
 
 
 def _run(work: list[bytes], batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """In the task: do the work whose place is in *batches*."""
+    """Do the work at the places in *batches*, in a task."""
     import pyarrow
     from pyspark import TaskContext
 
@@ -83,10 +94,3 @@ def _run(work: list[bytes], batches: Iterable[pyarrow.RecordBatch]) -> Iterator[
         yield pyarrow.RecordBatch.from_arrays(
             [pyarrow.array(places, pyarrow.int32()), pyarrow.array(answers, pyarrow.binary())], ["place", "answer"]
         )
-
-
-def _failed(stage: str, reason: str) -> StageFailed:
-    return StageFailed(
-        f"Spark could not finish {stage}. Nothing of its checkpoint is visible, and nothing is lost: run the command "
-        f"again once the cause is fixed; --spark-log FILE keeps all that Spark writes. It says:\n  {in_short(reason)}"
-    )

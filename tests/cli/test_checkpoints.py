@@ -12,8 +12,7 @@ from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Finalized, Incarnation, Manifest, OperatorSnapshot, SourceOffset
 from exactlyonce.cli.commands.checkpoints import as_json, as_text
-from exactlyonce.engines.spark.sink.position import Position
-from exactlyonce.engines.spark.sink.tally import Tally
+from exactlyonce.engines.spark.sink.position import Position, Tally
 from exactlyonce.views.checkpoints import CheckpointsView, CheckpointView
 from tests.cli.conftest import Orders
 from tests.cli.conftest import manifest as manifest_of

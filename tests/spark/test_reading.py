@@ -14,10 +14,9 @@ from settled import await_readable
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.range_reader import RangeGone
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.engines.spark.source.ranges import held, resolve
+from exactlyonce.engines.spark.source.ranges import contents_of, resolve
 from exactlyonce.engines.spark.source.read_options import Bound, parse_read_options, read_schema
-from exactlyonce.engines.spark.source.reading import RangesReader
-from exactlyonce.engines.spark.source.stream_reading import StreamReader
+from exactlyonce.engines.spark.source.reading import RangesReader, StreamReader
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError
 from exactlyonce.testing.cluster import LIMIT_S
 
@@ -54,7 +53,7 @@ def test_by_time_in_a_live_topic(kafka: Any, topic_name: str) -> None:
     topic = kafka.create_topic(topic_name)
     kafka.produce(topic, ["before"])
     topics = Topics(ClientConfig({"bootstrap.servers": kafka.bootstrap_servers}))
-    then = held(topics, [topic])[topic]
+    then = contents_of(topics, [topic])[topic]
     kafka.produce(topic, ["meanwhile"])
     for time_ms in (0, 4_000_000_000_000):
         offset = resolve(Bound("startingTimestamp", time_ms, timestamps=True), topics, then)[0]

@@ -11,7 +11,7 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql.types import LongType, StructType
 
 from exactlyonce.engines.spark.sink import writer
-from exactlyonce.engines.spark.sink.writing import BatchWriter, batch_writer
+from exactlyonce.engines.spark.sink.writer import BatchWriter, batch_writer
 from exactlyonce.pipeline.errors import ExactlyOnceError, InvariantViolation, StoreError, StoreUnavailable
 
 SAID = "Sink 'totals': there is no table 'totals': create it."

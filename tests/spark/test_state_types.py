@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from exactlyonce.engines.savepoints.kept_state import KeptEntry
-from exactlyonce.engines.spark.source import state_columns
-from exactlyonce.engines.spark.source.state_columns import Columns
+from exactlyonce.engines.spark.source import state_reading
+from exactlyonce.engines.spark.source.state_reading import Columns
 from exactlyonce.engines.spark.source.state_types import Unfit, column
 from exactlyonce.pipeline.avro import AvroCodec
 from exactlyonce.pipeline.errors import RecordError
@@ -211,8 +211,8 @@ def test_versions() -> None:
 
 
 def test_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_columns, "BATCH_ENTRIES", 4)
-    monkeypatch.setattr(state_columns, "BATCH_BYTES", 100)
+    monkeypatch.setattr(state_reading, "BATCH_ENTRIES", 4)
+    monkeypatch.setattr(state_reading, "BATCH_BYTES", 100)
     sizes = [1, 1, 1, 1, 1, 200, 60, 60, 1]
     batches = list(columns(str).batches(entry(str(n), "x" * size) for n, size in enumerate(sizes)))
     assert [batch.num_rows for batch in batches] == [4, 2, 2, 1]
