@@ -27,8 +27,8 @@ def this_process() -> tuple[str, int, str]:
     return socket.gethostname(), os.getpid(), machine()
 
 
-def is_known_dead(incarnation: Incarnation) -> bool:
-    """Whether its process was on this machine and has ended, or is this one, which begins anew."""
+def has_ended(incarnation: Incarnation) -> bool:
+    """Whether its process was on this machine and is gone."""
     if (incarnation.machine, incarnation.host) != (machine(), socket.gethostname()):  # copies of one share its boot
         return False
     try:
@@ -36,5 +36,10 @@ def is_known_dead(incarnation: Incarnation) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False
-    return incarnation.process == os.getpid()
+        pass  # somebody else's: it runs
+    return False
+
+
+def is_known_dead(incarnation: Incarnation) -> bool:
+    """Whether it `has_ended`, or was of this process, which begins anew."""
+    return (incarnation.host, incarnation.process, incarnation.machine) == this_process() or has_ended(incarnation)

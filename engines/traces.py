@@ -34,7 +34,7 @@ from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.processes import this_process
+from exactlyonce.engines.processes import has_ended, this_process
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, StorageUnavailable, TopicError
 from exactlyonce.pipeline.failpoints import hit
@@ -62,7 +62,7 @@ class Traces:
         if self.history.checkpoint_latest < 0:
             return ""  # a reset, or an incarnation that has read nothing yet and would be fenced before it does
         living = self.history.living(now_ms)
-        if living is None:
+        if living is None or has_ended(living):
             return ""
         since_ms = max(0, now_ms - living.heartbeat_ms)
         return f"process {living.process} on {living.host} ran it {shown_duration(since_ms)} ago"
