@@ -262,7 +262,7 @@ def _drop_late(real: Any, self: Coordinator, ack: Any, now_ms: int) -> Any:
 
 @mutant(
     "a restart does not finish what is decided", r"is decided before the one before it is finalized|" + ABORTED,
-    luck="naps",
+    luck="naps", first=131,
 )  # fmt: skip
 @in_place_of(Leader, "finish", unchecked(history, "Checkpoint "))
 def _unfinished_restart(real: Any, self: Leader, *given: Any) -> Any:

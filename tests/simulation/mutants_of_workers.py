@@ -191,7 +191,8 @@ def _uncloned(real: Any, self: Any, keys: Any) -> None:
 
 mutant(
     "two parts of a state have one key", r"is not where it is referred to|" + LEFT + "|" + TOMBSTONED,
-    patch.object(WorkerBlocks, "_next", lambda self: 1), unchecked(storage, "A block is written once"),
+    patch.object(WorkerBlocks, "write", lambda self, block, place: self.attempt.write(block, place, 1)),
+    unchecked(storage, "A block is written once"),
     unchecked(decision_log, "A block that a manifest names"), first=88,
 )  # fmt: skip
 

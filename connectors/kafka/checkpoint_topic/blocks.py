@@ -23,7 +23,7 @@ from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import IDLE_TIMEOUT_S, is_damaged, next_offset, read_range
 from exactlyonce.connectors.kafka.errors import Meaning, explained, meaning_of
-from exactlyonce.pipeline.errors import BrokerUnavailable, require
+from exactlyonce.pipeline.errors import BrokerUnavailable
 
 DELIVERY_TIMEOUT_MS = 60_000
 """A block that is not durable by then fails its checkpoint."""
@@ -139,13 +139,14 @@ class BlockWriter:
 
 
 def _told(ticket: Ticket, error: DeliveryError | None, message: Delivered) -> None:
-    """A block was delivered, or not."""
+    """A block was delivered, or not. The broker's answer to a request that was sent again may lack the offset."""
+    partition, offset = message.partition(), message.offset()
     if error is not None:
         ticket.failed(error.str())
-        return
-    partition, offset = message.partition(), message.offset()
-    require(partition is not None and offset is not None, "A delivered record has an offset")
-    ticket.written(partition or 0, offset or 0)
+    elif partition is None or offset is None:
+        ticket.failed("the broker took it in a request that was sent again, and did not say at which offset")
+    else:
+        ticket.written(partition, offset)
 
 
 class BlockReader:

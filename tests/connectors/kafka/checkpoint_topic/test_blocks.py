@@ -18,10 +18,11 @@ from waiting import until
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.encoding import Block
 from exactlyonce.checkpoint.records.manifest import BlockRef
+from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic import blocks as store_blocks
-from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter, scan_blocks
+from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter, OnDelivery, scan_blocks
 from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import as_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import IDLE_TIMEOUT_S, read_range
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
@@ -224,6 +225,23 @@ class TestTrouble:
         writer.write(block(b"body"), 1)
         with pytest.raises(BrokerUnavailable, match="1 blocks were not written within 1 s"):
             writer.wait(1.0)
+
+
+class RetriedProducer:
+    """The answer to its requests is that to a second try, which lacks the offset."""
+
+    def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
+        on_delivery(None, SimpleNamespace(partition=lambda: partition, offset=lambda: None))
+
+    def poll(self, timeout_s: float) -> None: ...
+
+
+def test_a_block_of_unknown_offset_fails_its_checkpoint() -> None:
+    writer = BlockWriter(RetriedProducer(), TopicInfo("totals.checkpoints", "", 2, 1), 1, 0, "nonce")
+    ticket = writer.write(block(b"body"), 0)
+    with pytest.raises(BrokerUnavailable, match=r"did not say at which offset. Its checkpoint cannot complete"):
+        _ = ticket.ref
+    assert writer.poll() == 0
 
 
 class TestCleaning:
