@@ -25,6 +25,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
+from exactlyonce.engines.processes import has_ended
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError
@@ -69,7 +70,7 @@ def require_unchanged(seen: History, now: History, *, take_over: bool) -> None:
             f"A new instance of {now.pipeline}{who} has begun since this command has looked. Nothing was changed, and "
             f"it was not fenced. Run this again."
         )
-    if living is not None and not take_over:
+    if living is not None and not has_ended(living) and not take_over:
         raise ConfigError(
             f"{now.pipeline} runs: process {living.process} on {living.host} goes on. Nothing was changed. Run this "
             f"again."
