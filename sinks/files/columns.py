@@ -133,11 +133,14 @@ def columns_of(type_: Any) -> tuple[Column, ...]:
 
 def _columns(type_: Any, around: tuple[Any, ...], where: str) -> tuple[Column, ...]:
     """Likewise of a record within the records *around*, at the path *where*."""
+    fields = fields_of(type_)
+    if not fields:
+        raise schema.UnsupportedType(f"{where or schema.type_name(type_)} has no fields, and Parquet needs a column")
     infos: Any = inspect.type_info(type_)
     types = {field.encode_name: field.type for field in infos.fields}
     return tuple(
         Column(field, _type(types[field.name], (*around, type_), f"{where}.{field.name}".lstrip(".")))
-        for field in fields_of(type_)
+        for field in fields
     )
 
 

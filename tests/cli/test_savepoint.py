@@ -68,7 +68,7 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Taking:
             (asking, "savepoint"): lambda *args, **options: taken,
             (asking, "delete"): delete or Mock(),
             (savepoint, "client"): lambda args: SimpleNamespace(confluent=dict),
-            (retained, "opened"): lambda config, manifest: nullcontext(),
+            (retained, "open_savepoint"): lambda config, manifest: nullcontext(),
         }
         for (module, name), answer in answers.items():
             monkeypatch.setattr(module, name, answer)

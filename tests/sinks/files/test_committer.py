@@ -104,7 +104,9 @@ def test_a_staged_file_that_is_gone_is_an_error_that_says_so(make_target, totals
     gone = next(target.root.glob(f"staged/*{opened.writer._files.writer.token}/2.jsonl"))
     content = gone.read_bytes()
     gone.unlink()
-    with pytest.raises(StoreError, match=rf"{gone} was set aside for checkpoint 1, .* Put it back .* keep programs"):
+    with pytest.raises(
+        StoreError, match=rf"{gone} was set aside for checkpoint 1, .* Put it back .* keep clean-up programs out"
+    ):
         committer.commit([committable], 1, ORIGIN)
     assert target.published() == []
     gone.write_bytes(content)
