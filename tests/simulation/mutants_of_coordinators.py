@@ -14,7 +14,6 @@ from planting import (
     COUNT,
     LEFT,
     OPEN,
-    REPEATED,
     RETAKEN,
     STATE,
     STUCK,
@@ -35,7 +34,7 @@ from exactlyonce.checkpoint.commits.protocol import Refuse
 from exactlyonce.checkpoint.coordinator import Coordinator
 from exactlyonce.checkpoint.decision import Decided
 from exactlyonce.checkpoint.decision_log import DecisionLog
-from exactlyonce.checkpoint.events import Stop, Tick
+from exactlyonce.checkpoint.events import Tick
 from exactlyonce.checkpoint.leader import Leader
 from exactlyonce.checkpoint.orphans import KnownBlocks
 from exactlyonce.checkpoint.records import history
@@ -45,7 +44,6 @@ from exactlyonce.checkpoint.records.storage_url import TOPIC
 from exactlyonce.checkpoint.requests import Reached, RemoveBlocks
 from exactlyonce.checkpoint.retention import Ledger
 from exactlyonce.checkpoint.savepoint_requests import SavepointRequests
-from exactlyonce.checkpoint.states import JobState
 from exactlyonce.checkpoint.transactions import commit
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.resolution import Resolution
@@ -171,12 +169,6 @@ def _no_sweep_of_empty(real: Any, *arguments: Any, **options: Any) -> Any:
         return end.value
 
 
-@mutant("a sweep that does not spare what is decided", ABORTED, luck="carried", first=75)
-@in_place_of(of_transactions, "sweep")
-def _unprotected(real: Any, pipeline: str, incarnation: int, attempt: int, **options: Any) -> Any:
-    return real(pipeline, incarnation, attempt, **{**options, "protected": ()})
-
-
 @mutant("older transactions are swept before the decided ones are committed", ABORTED, first=6)
 @in_place_of(Leader, "finish")
 def _sweep_first(real: Any, self: Leader, manifest: Any, expire: Any) -> Any:
@@ -197,12 +189,6 @@ def _forget_repairs(real: Any, self: Any, manifest: Any, repairs: Any, **options
     real(self, manifest, repairs, **options)
     for each in self._all.values():
         each.current = each.original
-
-
-mutant(
-    "later transactions of a subtask do not wait for earlier ones", REPEATED,
-    patch.object(Committable, "writer", property(lambda self: (self.transactional_id, 0))), luck="carried", first=69,
-)  # fmt: skip
 
 
 @mutant("markers that were written again are believed", UNCOMMITTED + "|" + TWICE, luck="markers", first=213)
@@ -272,17 +258,6 @@ def _unfinished_restart(real: Any, self: Leader, *given: Any) -> Any:
 def _nothing(result: Any) -> Any:
     return result
     yield
-
-
-@mutant(
-    "a clean end while a checkpoint is unfinished", r"a clean end leaves nothing unfinalized|is left ", luck="naps",
-    first=19,
-)  # fmt: skip
-@in_place_of(Coordinator, "handle")
-def _careless_stop(real: Any, self: Coordinator, event: Any, now_ms: int) -> Any:
-    if isinstance(event, Stop) and self.state is JobState.RECOVERING and self.manifest is not None:
-        return self._end(None)
-    return real(self, event, now_ms)
 
 
 @mutant("blocks of the chain are forgotten", TOMBSTONED)
