@@ -99,8 +99,8 @@ def test_giving_up(wait: Callable[[FileBlocks], None], error: type[Exception], s
     ticket = blocks.write(Block("totals", 1, "state", "none", "", b"state"), 0)
     with pytest.raises(error, match=says):
         wait(blocks)
-    (tmp_path / "aside").rename(inner)
     until(lambda: ticket.resolved, meanwhile=blocks.poll)
+    (tmp_path / "aside").rename(inner)
     with pytest.raises(BrokerUnavailable, match="may not have been written"):
         _ = ticket.ref
     assert storage.since((0, 0)).blocks == ()
