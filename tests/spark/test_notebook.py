@@ -37,6 +37,7 @@ def stdout(notebook: nbformat.NotebookNode) -> list[str]:
 @pytest.mark.spark
 @pytest.mark.broker
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_shipped_notebook(stoppable: OwnCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EXACTLYONCE_BOOTSTRAP_SERVERS", stoppable.bootstrap_servers)
     read: Any = nbformat.reads  # it has no types
