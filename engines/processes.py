@@ -6,6 +6,7 @@ import os
 import socket
 from pathlib import Path
 
+from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -38,6 +39,12 @@ def has_ended(incarnation: Incarnation) -> bool:
     except PermissionError:
         pass  # somebody else's: it runs
     return False
+
+
+def living(history: History, now_ms: int) -> Incarnation | None:
+    """The incarnation that seems alive at *now_ms*: that of `History.living`, unless it `has_ended`."""
+    newest = history.living(now_ms)
+    return None if newest is None or has_ended(newest) else newest
 
 
 def is_known_dead(incarnation: Incarnation) -> bool:

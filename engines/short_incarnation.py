@@ -23,9 +23,9 @@ from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.engines import processes
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.processes import has_ended
 from exactlyonce.engines.surroundings.stores import PipelineStores
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError
@@ -63,14 +63,14 @@ def short_incarnation(
 
 def require_unchanged(seen: History, now: History, *, take_over: bool) -> None:
     """ConfigError if an incarnation has begun since *seen*, or the newest one lives, unless *take_over*."""
-    newest, living = now.newest_incarnation, now.living(SystemClock().now_ms())
+    newest, living = now.newest_incarnation, processes.living(now, SystemClock().now_ms())
     if now.incarnation_latest != seen.incarnation_latest:
         who = f" (process {newest.process} on {newest.host})" if newest is not None else ""
         raise ConfigError(
             f"A new instance of {now.pipeline}{who} has begun since this command has looked. Nothing was changed, and "
             f"it was not fenced. Run this again."
         )
-    if living is not None and not has_ended(living) and not take_over:
+    if living is not None and not take_over:
         raise ConfigError(
             f"{now.pipeline} runs: process {living.process} on {living.host} goes on. Nothing was changed. Run this "
             f"again."

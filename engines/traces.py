@@ -32,9 +32,9 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, prep
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
+from exactlyonce.engines import processes
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.connections import Connections
-from exactlyonce.engines.processes import has_ended, this_process
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError, Fenced, Halt, StorageUnavailable, TopicError
 from exactlyonce.pipeline.failpoints import hit
@@ -61,8 +61,8 @@ class Traces:
             return "its checkpoint topic does not tell whether it runs" if self.topic else ""
         if self.history.checkpoint_latest < 0:
             return ""  # a reset, or an incarnation that has read nothing yet and would be fenced before it does
-        living = self.history.living(now_ms)
-        if living is None or has_ended(living):
+        living = processes.living(self.history, now_ms)
+        if living is None:
             return ""
         since_ms = max(0, now_ms - living.heartbeat_ms)
         return f"process {living.process} on {living.host} ran it {shown_duration(since_ms)} ago"
@@ -198,7 +198,7 @@ def _begin_anew(config: ClientConfig, pipeline: str, erased: TopicInfo | None, a
     """Begin and end an incarnation in a topic with as many partitions as *erased*, unless another one has begun."""
     partitions = max(erased.partitions, PARTITIONS_MIN) if erased is not None else PARTITIONS
     topic = prepare_topic(config.confluent(), pipeline, partitions)
-    host, process, machine = this_process()
+    host, process, machine = processes.this_process()
     connections = Connections(config, pipeline)
     with closing(connections), suppress(Fenced), _unless_gone(config, pipeline, topic):
         log = connections.open_log(topic)
