@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient
 
 LOGGER = logging.getLogger("exactlyonce.kafka")
 LOGGER.addHandler(logging.NullHandler())
@@ -39,11 +38,6 @@ def make_producer(settings: Mapping[str, Any]) -> Producer:
 def make_consumer(settings: Mapping[str, Any]) -> Consumer:
     """A consumer with *settings*."""
     return Consumer(_logged(settings, {"logger": LOGGER}))
-
-
-def make_admin(settings: Mapping[str, Any]) -> AdminClient:
-    """An admin client with *settings*. Nobody polls one, so lines for a logger would only pile up in it."""
-    return AdminClient(_logged(settings, {"log_level": 0}))
 
 
 def _logged(settings: Mapping[str, Any], quiet: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,16 +19,14 @@ import msgspec
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Incarnation, Manifest
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
-from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.checkpoint_topic.mailbox import CANCEL, DELETE, SAVEPOINT, Asked, Mailbox
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import describe, find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, TopicError
-from exactlyonce.pipeline.names import checkpoint_topic
 
 POLL_S = 0.5
 TURN_MS = 5_000
@@ -95,7 +93,7 @@ def cancel(
 def _made_anew(config: ClientConfig, topic: TopicInfo, pipeline: str) -> bool:
     """Whether another topic has the name of *topic*; False while there is none."""
     with suppress(TopicError):
-        return find_topic(config.confluent(), pipeline).topic_id != topic.topic_id
+        return find_topic(config, pipeline).topic_id != topic.topic_id
     return False
 
 
@@ -185,11 +183,13 @@ def _may_still(pipeline: str, asked: Asked) -> str:
 def _log(config: ClientConfig, pipeline: str) -> History:
     """The decision log; empty while it is deleted, until the new topic has an incarnation."""
     try:
-        return read_history(config.confluent(), pipeline)
+        return read_history(config, pipeline)
     except TopicError:
-        if describe(store_client.admin(config.confluent()), checkpoint_topic(pipeline)) is None:
+        try:
+            find_topic(config, pipeline)
+        except TopicError:
             return History(pipeline)
-        return read_history(config.confluent(), pipeline)  # created again; else this says why it cannot be read
+        return read_history(config, pipeline)  # created again; else this says why it cannot be read
 
 
 def require_listener(pipeline: str, living: Incarnation) -> None:

@@ -38,7 +38,7 @@ def block_storage(
     """
     if storage:
         return file_storage(storage, topic)
-    return TopicStorage(client.confluent(), topic, stays_connected=stays_connected)
+    return TopicStorage(client, topic, stays_connected=stays_connected)
 
 
 class Storages:

@@ -163,7 +163,7 @@ class PipelineConnections(Connections):
 
     def _prepared(self) -> tuple[TopicInfo, History]:
         """The checkpoint topic, created unless it exists, and its decisions."""
-        config, pipeline = self.client.confluent(), self.pipeline
+        config, pipeline = self.client, self.pipeline
         prepare_topic(config, pipeline, self._options.checkpoint_partitions)
         try:
             return read_topic(config, pipeline)

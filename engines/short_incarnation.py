@@ -83,8 +83,8 @@ def connected(
 ) -> Iterator[Connections]:
     """The connections of a leader that has not begun."""
     with closing(Connections(config, pipeline, note)) as connections:
-        topic = find_topic(config.confluent(), pipeline)
-        storage = read_history(config.confluent(), pipeline).storage
+        topic = find_topic(config, pipeline)
+        storage = read_history(config, pipeline).storage
         timeout_ms = connections.transactions.max_timeout_ms()
         log = connections.open_log(topic, transaction_timeout_ms=timeout_ms, replay=NO_REPLAY, storage=storage)
         staging: Mapping[str, StagingSink] = {}

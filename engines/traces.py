@@ -27,8 +27,7 @@ from exactlyonce.checkpoint.transactions.last_look import last_look
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
 from exactlyonce.connectors.kafka import group_offsets
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import as_topic
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, prepare_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, find_topic, prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
@@ -110,9 +109,8 @@ def inputs_of(history: History) -> dict[str, list[int]]:
 
 def find(config: ClientConfig, pipeline: str) -> Traces:
     """Look for all traces of *pipeline*; `TopicError` if there are none."""
-    settings = config.confluent()
     try:
-        topic, missing = find_topic(settings, pipeline).name, None
+        topic, missing = find_topic(config, pipeline).name, None
     except TopicError as error:
         topic, missing = None, error
     with closing(Transactions(config, timeout_ms=_TIMEOUT_MS)) as transactions:
@@ -120,7 +118,7 @@ def find(config: ClientConfig, pipeline: str) -> Traces:
     if missing and not listed:
         raise missing
     try:
-        return Traces(pipeline, topic, read_history(settings, pipeline) if topic else None, "", listed)
+        return Traces(pipeline, topic, read_history(config, pipeline) if topic else None, "", listed)
     except Halt as error:
         return Traces(pipeline, topic, None, str(error), listed)
 
@@ -139,7 +137,7 @@ def erase(config: ClientConfig, traces: Traces, note: Callable[[str], None]) -> 
         coordinator = coordinator_id(traces.pipeline)
         transactions.abort_listed(known for known in traces.transactions if known.transactional_id == coordinator)
         transactions.abort_listed(_listed(transactions, traces.pipeline))
-    topic = find_topic(config.confluent(), traces.pipeline) if traces.topic else None
+    topic = find_topic(config, traces.pipeline) if traces.topic else None
     known = traces.history.incarnation_latest if traces.history else 0
     above = max(known, incarnation_latest(traces.transactions))
     storages, inputs = traces.storages(), traces.inputs()
@@ -197,7 +195,7 @@ def _erase(
 def _begin_anew(config: ClientConfig, pipeline: str, erased: TopicInfo | None, above: int, cancelled: str) -> None:
     """Begin and end an incarnation in a topic with as many partitions as *erased*, unless another one has begun."""
     partitions = max(erased.partitions, PARTITIONS_MIN) if erased is not None else PARTITIONS
-    topic = prepare_topic(config.confluent(), pipeline, partitions)
+    topic = prepare_topic(config, pipeline, partitions)
     host, process, machine = processes.this_process()
     connections = Connections(config, pipeline)
     with closing(connections), suppress(Fenced), _unless_gone(config, pipeline, topic):
@@ -216,5 +214,5 @@ def _unless_gone(config: ClientConfig, pipeline: str, topic: TopicInfo) -> Itera
         yield
     except (Halt, TopicError):
         with suppress(TopicError):
-            if find_topic(config.confluent(), pipeline).topic_id == topic.topic_id:
+            if find_topic(config, pipeline).topic_id == topic.topic_id:
                 raise

@@ -76,11 +76,11 @@ class CheckpointsView:
 
 def checkpoints(config: ClientConfig, pipeline: str) -> CheckpointsView:
     """The checkpoints of *pipeline*. Damage is known as far as indexes show: no state is read."""
-    history = read_history(config.confluent(), pipeline)
-    with closing(Storages(config, find_topic(config.confluent(), pipeline))) as storages:
+    history = read_history(config, pipeline)
+    with closing(Storages(config, find_topic(config, pipeline))) as storages:
         needed = needed_blocks(storages, history)
     damaged = {checkpoint: why for checkpoint, why in needed.items() if isinstance(why, str)}
-    left = read_history(config.confluent(), pipeline).manifests if damaged else {}  # expired ones are not damaged
+    left = read_history(config, pipeline).manifests if damaged else {}  # expired ones are not damaged
     return CheckpointsView(history, {checkpoint: why for checkpoint, why in damaged.items() if checkpoint in left})
 
 
@@ -101,9 +101,9 @@ class VerifiedSavepoint:
 
 def verified(config: ClientConfig, pipeline: str, checkpoint: int) -> VerifiedSavepoint:
     """Read every block of a savepoint in the topic of *pipeline*; ConfigError if there is none of that number."""
-    history = read_history(config.confluent(), pipeline)
+    history = read_history(config, pipeline)
     manifest = require_savepoint(history, checkpoint)
-    topic, parts = find_topic(config.confluent(), pipeline), 0
+    topic, parts = find_topic(config, pipeline), 0
     with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
         try:
             wanted = references(manifest, blocks)

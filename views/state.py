@@ -79,8 +79,8 @@ def state_at(config: ClientConfig, pipeline: str, checkpoint: int | None = None)
 
     Raises ConfigError if there is no such checkpoint, or it expires while it is read.
     """
-    manifest = choose_checkpoint(read_history(config.confluent(), pipeline), checkpoint)
-    topic = find_topic(config.confluent(), pipeline)
+    manifest = choose_checkpoint(read_history(config, pipeline), checkpoint)
+    topic = find_topic(config, pipeline)
     storage = block_storage(config, topic, manifest.storage, stays_connected=True)
     with closing(storage) as blocks, unless_expired(config, manifest):
         yield StateView(manifest, blocks)

@@ -58,7 +58,7 @@ def find_staged(config: ClientConfig, traces: Traces, graph: LogicalGraph | None
     output, history = StagedOutput(), traces.history
     if history is None or history.latest is None:
         return output
-    with closing(Storages(config, find_topic(config.confluent(), traces.pipeline))) as storages:
+    with closing(Storages(config, find_topic(config, traces.pipeline))) as storages:
         if graph is not None:
             with closing(PipelineStores(graph, storages.of(history.storage))) as stores:
                 output.look_at(stores)

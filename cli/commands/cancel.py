@@ -53,7 +53,7 @@ def cancel(args: argparse.Namespace) -> int:
     from exactlyonce.pipeline.durations import duration_ms
 
     timeout_ms, config, note = duration_ms(args.timeout, "--timeout"), client(args), note_for(args)
-    topic, seen = read_topic(config.confluent(), pipeline_name(args))
+    topic, seen = read_topic(config, pipeline_name(args))
     history = seen
     if not history.condemned:  # else somebody has begun to delete it, and died
         history = asking.cancel(config, topic, history, _required_run(history), timeout_ms, note)

@@ -69,7 +69,7 @@ def savepoint(args: argparse.Namespace) -> int:
     if args.to is not None:
         args.to = absolute(args.to)
         require_place(storage_url(args.to, "--to"))
-    history = read_history(config.confluent(), pipeline)
+    history = read_history(config, pipeline)
     living = asking.living_run(history)
     runs = living is not None
     with _interrupted_by_sigterm():

@@ -63,7 +63,7 @@ def show(args: argparse.Namespace) -> int:
     from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 
     config = client(args)
-    history = read_history(config.confluent(), pipeline_name(args))
+    history = read_history(config, pipeline_name(args))
     found = [*history.savepoints.values()]
     if args.json:
         listed = [_as_json(each, finalized=each.checkpoint in history.finalized) for each in found]
@@ -148,7 +148,7 @@ def delete(args: argparse.Namespace) -> int:
         print(f"Savepoint {remove(url, pipeline)} of {pipeline} at {url} is deleted.")
         return 0
     timeout_ms, config = duration_ms(args.timeout, "--timeout"), client(args)
-    history = read_history(config.confluent(), pipeline_name(args))
+    history = read_history(config, pipeline_name(args))
     delete_savepoint(config, history, int(args.savepoint), timeout_ms, text.to_stderr)
     print(f"Savepoint {args.savepoint} of {history.pipeline} is deleted.")
     return 0

@@ -318,13 +318,13 @@ def answers(bootstrap_servers: str, timeout_s: float) -> bool:
     """Whether a broker there answers a request for metadata."""
     from confluent_kafka import KafkaException
 
-    from exactlyonce.connectors.confluent import make_admin
+    from exactlyonce.connectors.confluent import make_producer
 
     if not _accepts(bootstrap_servers, timeout_s):  # librdkafka backs off after a refusal, and logs it
         return False
-    admin = make_admin({"bootstrap.servers": bootstrap_servers})
+    client = make_producer({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     try:
-        return bool(admin.list_topics(timeout=timeout_s).brokers)
+        return bool(client.list_topics(timeout=timeout_s).brokers)
     except KafkaException:
         return False
 

@@ -147,23 +147,6 @@ def retried(
         pause_ms = min(2 * pause_ms, PAUSE_LONGEST_MS)
 
 
-def until_it_passes(attempt: Callable[[], T], timeout_s: float) -> T:
-    """The result of *attempt*, made again while librdkafka raises what passes; after *timeout_s* that is raised."""
-
-    def asked() -> T:
-        try:
-            return attempt()
-        except KafkaException as error:
-            if meaning_of(error.args[0]) is Meaning.PASSING:
-                raise Again(error.args[0].str()) from error
-            raise
-
-    try:
-        return retried(asked, time.monotonic() + timeout_s)
-    except Again as obstacle:
-        raise obstacle.__cause__ or obstacle from None
-
-
 class DamagedBatch(Halt):
     """A batch of records, of an input or an output, is not what was written."""
 

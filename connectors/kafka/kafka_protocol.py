@@ -123,7 +123,7 @@ class Wire:
         try:
             return retried(attempt, deadline, clock=self._clock, sleep=self._sleep)
         except Again as obstacle:
-            raise self.unavailable(f"{doing}, for {timeout_s:g} s,", obstacle) from None
+            raise self.unavailable(doing, obstacle, f"tried for {timeout_s:g} s: ") from None
         finally:
             self._deadline = None
 
@@ -137,15 +137,18 @@ class Wire:
         finally:
             self._deadline = None
 
-    def unavailable(self, doing: str, obstacle: Again) -> BrokerUnavailable:
+    def unavailable(self, doing: str, obstacle: Again, tried: str = "") -> BrokerUnavailable:
         """The error to raise when giving up."""
         servers, reason = self.config.bootstrap_servers, self.config.redact(str(obstacle))
-        happened = f"{doing} failed at {servers}: {reason}."
         if not isinstance(obstacle, NoAnswer):
-            return BrokerUnavailable(f"{happened} The brokers answer, so this may pass: try again, or see their logs.")
+            return BrokerUnavailable(
+                f"{doing} failed at {servers} ({tried}{reason}). The brokers answer, so this may pass: try again, or "
+                f"see their logs."
+            )
         return BrokerUnavailable(
-            f"{happened} Check that the brokers run, that bootstrap.servers names them, and that security.protocol "
-            f"({self.config.protocol}) is what that port speaks; then try again."
+            f"{doing} failed: no broker answers at {servers} ({tried}{reason}). Check that the brokers run, that "
+            f"bootstrap.servers names them, and that their port speaks {self.config.protocol} (security.protocol); "
+            f"then try again."
         )
 
     def ask(self, message: Any, node_id: int | None = None) -> Any:
@@ -331,10 +334,23 @@ class Wire:
         return error
 
 
-def metadata_request(topics: Iterable[str]) -> MetadataRequest:
-    """The question for *topics* and all brokers."""
+def metadata_request(topics: Iterable[str], *, operations: bool = False) -> MetadataRequest:
+    """The question for *topics* and all brokers; *operations*: also what we may do with each topic."""
     wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-    return MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+    return MetadataRequest(
+        topics=wanted, allow_auto_topic_creation=False, include_topic_authorized_operations=operations
+    )
+
+
+def operation_names(operations: set[int] | None) -> frozenset[str] | None:
+    """Authorized operations as ACLs name them; None: the broker does not say."""
+    return None if operations is None else frozenset(_OPERATIONS.get(each, str(each)) for each in operations)
+
+
+_OPERATIONS = {
+    2: "All", 3: "Read", 4: "Write", 5: "Create", 6: "Delete", 7: "Alter", 8: "Describe", 9: "ClusterAction",
+    10: "DescribeConfigs", 11: "AlterConfigs", 12: "IdempotentWrite",
+}  # fmt: skip
 
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types

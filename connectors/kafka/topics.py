@@ -1,4 +1,4 @@
-"""Topics as the pipeline needs them: what they are, making one, and where their records begin and end.
+"""Topics as the pipeline needs them: their description and settings, their creation, their first and last offsets.
 
 Invariants: asking for a topic never creates it; a topic is known by its id, which a topic of the same name made later
 does not have; offsets are those of all its partitions.
@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from kafka.protocol.admin.configs import DescribeConfigsRequest
+from kafka.protocol.admin.configs import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 from kafka.protocol.admin.topics import CreateTopicsRequest, DeleteTopicsRequest
 from kafka.protocol.consumer.offsets import ListOffsetsRequest, OffsetForLeaderEpochRequest
 
@@ -26,17 +26,20 @@ from exactlyonce.connectors.kafka.kafka_protocol import (
     Request,
     Wire,
     metadata_request,
+    operation_names,
 )
 from exactlyonce.pipeline.errors import ConfigError, TopicError
 
 TOPIC = 2  # DescribeConfigs' number for the kind of resource
 EARLIEST, LATEST = -2, -1
-TOPIC_ALREADY_EXISTS = 36
+TOPIC_REFUSED, TOPIC_ALREADY_EXISTS = 29, 36
 REFUSED = {17: "name", 37: "partition count", 38: "replication factor", 39: "assignment", 40: "settings", 44: "policy"}
 """CreateTopics' answers that only another request can fix."""
-DELETE_TIMEOUT_MS, GONE_TIMEOUT_MS = 5_000, 60_000
+REQUEST_TIMEOUT_MS, SETTLED_TIMEOUT_MS = 5_000, 60_000
+"""For a creation or deletion: at the controller, and until the brokers know of it."""
 SERVER_DEFAULT = -1
 CONSUMER = -1  # in place of a replica's id
+SET = 0  # IncrementalAlterConfigs' number for the operation
 
 
 class Topic(msgspec.Struct, frozen=True):
@@ -48,8 +51,26 @@ class Topic(msgspec.Struct, frozen=True):
     partitions: int
 
 
+class TopicFacts(msgspec.Struct, frozen=True):
+    """A topic as a broker describes it."""
+
+    name: str
+    topic_id: str
+    replicas: tuple[int, ...]
+    """Their number by partition; empty for a topic that we may not describe."""
+    in_sync: tuple[int, ...]
+    """The number of replicas in sync, by partition."""
+    operations: frozenset[str] | None
+    """The operations that we may perform; None: the broker does not say."""
+
+    @property
+    def visible(self) -> bool:
+        """Whether we may describe it."""
+        return bool(self.replicas)
+
+
 class Topics:
-    """Asks about topics and makes them. Used by one thread at a time.
+    """Describes, creates, alters and deletes topics. Used by one thread at a time.
 
     Every method raises `BrokerUnavailable` after *timeout_ms* without an answer, and `TopicError` for a missing topic.
     """
@@ -69,12 +90,16 @@ class Topics:
         """Return once no broker has *topic*. It goes by its id: one of its name that was made since is another."""
         self._wire.retrying(lambda: _delete(self._wire, topic), f"Deleting topic {topic.name}")
         waiting = f"Waiting until topic {topic.name} is gone"
-        self._wire.retrying(lambda: _require_gone(self._wire, topic), waiting, timeout_ms=GONE_TIMEOUT_MS)
+        self._wire.retrying(lambda: _require_gone(self._wire, topic), waiting, timeout_ms=SETTLED_TIMEOUT_MS)
 
     def describe(self, names: Iterable[str]) -> dict[str, Topic]:
         """Each topic by its name."""
         wanted = list(dict.fromkeys(names))
         return self._wire.retrying(lambda: self._describe(wanted), f"Asking for {', '.join(wanted)}")
+
+    def facts(self, name: str) -> TopicFacts | None:
+        """A topic with its replicas and our rights on it; None if it does not exist."""
+        return self._wire.retrying(lambda: self._facts(name), f"Asking for topic {name}")
 
     def seen_by_each(self, names: Iterable[str], timeout_ms: int | None = None) -> dict[str, tuple[Topic | None, ...]]:
         """Each topic by its name, as every live broker knows it now; None: that broker knows of none.
@@ -91,6 +116,17 @@ class Topics:
         """All settings of a topic, those left at their default as well."""
         return self._wire.retrying(lambda: self._settings(name), f"Asking for the settings of {name}")
 
+    def alter(self, name: str, settings: Mapping[str, str]) -> None:
+        """Set some settings of a topic; its brokers learn of them a little later."""
+        entry = IncrementalAlterConfigsRequest.AlterConfigsResource
+        changes = [
+            entry.AlterableConfig(name=key, config_operation=SET, value=value) for key, value in settings.items()
+        ]
+        resource = entry(resource_type=TOPIC, resource_name=name, configs=changes)
+        request = IncrementalAlterConfigsRequest(resources=[resource], validate_only=False)
+        doing = f"Altering settings of topic {name}"
+        self._wire.retrying(lambda: refuse(self._wire.ask(request).responses[0].error_code, doing), doing)
+
     def create(
         self,
         name: str,
@@ -99,22 +135,23 @@ class Topics:
         replication_factor: int = SERVER_DEFAULT,
         settings: Mapping[str, str] | None = None,
     ) -> bool:
-        """Make a topic, and wait until every partition has a leader; False if it existed, whatever its settings are.
+        """Create a topic, and wait until every partition has a leader; False if it exists, whatever its settings.
 
         Raises `ConfigError` if the broker refuses its name, numbers or settings.
         """
         request = _create_request(name, partitions, replication_factor, settings or {})
-        made = self._wire.retrying(lambda: self._create(name, request), f"Making topic {name}")
-        self._wire.retrying(lambda: self._await_leaders(name), f"Waiting for the leaders of topic {name}")
-        return made
+        created = self._wire.retrying(lambda: self._create(name, request), f"Creating topic {name}")
+        waiting = f"Waiting for the leaders of topic {name}"
+        self._wire.retrying(lambda: self._await_leaders(name), waiting, timeout_ms=SETTLED_TIMEOUT_MS)
+        return created
 
-    def start_offsets(self, name: str) -> dict[int, int]:
-        """By partition, the offset of the first record that is still there."""
-        return self._offsets(name, EARLIEST, READ_UNCOMMITTED)
+    def start_offsets(self, name: str, partitions: Iterable[int] | None = None) -> dict[int, int]:
+        """By partition (None: all of them), the offset of the first record that is still there."""
+        return self._offsets(name, EARLIEST, READ_UNCOMMITTED, partitions)
 
-    def end_offsets(self, name: str, *, committed: bool) -> dict[int, int]:
-        """By partition, the offset after the last record; *committed*: the last stable offset, where readers stand."""
-        return self._offsets(name, LATEST, READ_COMMITTED if committed else READ_UNCOMMITTED)
+    def end_offsets(self, name: str, partitions: Iterable[int] | None = None, *, committed: bool) -> dict[int, int]:
+        """By partition (None: all), the offset after the last record; *committed*: the last stable offset."""
+        return self._offsets(name, LATEST, READ_COMMITTED if committed else READ_UNCOMMITTED, partitions)
 
     def offsets_at(self, name: str, timestamp_ms: int) -> dict[int, int]:
         """By partition, the first record of that time or later; where there is none, the last stable offset."""
@@ -152,6 +189,24 @@ class Topics:
         topics = self._wire.topics(names).items()
         return {name: Topic(name, str(topic.topic_id), len(topic.partitions)) for name, topic in topics}
 
+    def _facts(self, name: str) -> TopicFacts | None:
+        topic = self._wire.ask(metadata_request([name], operations=True)).topics[0]
+        if topic.error_code == UNKNOWN_TOPIC:
+            return None
+        if topic.error_code == TOPIC_REFUSED:
+            return TopicFacts(name=name, topic_id="", replicas=(), in_sync=(), operations=frozenset())
+        refuse(topic.error_code, f"Asking for topic {name}")
+        partitions = sorted(topic.partitions, key=lambda partition: partition.partition_index)
+        if not partitions:
+            raise Again(f"topic {name} has no partitions yet")
+        return TopicFacts(
+            name=name,
+            topic_id=str(topic.topic_id),
+            replicas=tuple(len(partition.replica_nodes) for partition in partitions),
+            in_sync=tuple(len(partition.isr_nodes) for partition in partitions),
+            operations=operation_names(topic.authorized_operations),
+        )
+
     def _seen_by_each(self, names: list[str]) -> dict[str, tuple[Topic | None, ...]]:
         answers = [{topic.name: topic for topic in each.topics} for each in self._wire.metadata_of_each(names)]
         return {name: tuple(_seen(name, answer[name]) for answer in answers) for name in names}
@@ -170,10 +225,10 @@ class Topics:
             return False
         if answer.error_code in REFUSED:
             raise ConfigError(
-                f"The broker refuses to make topic {name} because of its {REFUSED[answer.error_code]}: "
-                f"{answer.error_message.rstrip('.')}. Change that, or make the topic yourself."
+                f"The broker refuses to create topic {name} because of its {REFUSED[answer.error_code]}: "
+                f"{answer.error_message.rstrip('.')}. Change that, or create the topic yourself."
             )
-        refuse(answer.error_code, f"Making topic {name}")
+        refuse(answer.error_code, f"Creating topic {name}")
         return True
 
     def _await_leaders(self, name: str) -> None:
@@ -183,10 +238,22 @@ class Topics:
         except TopicError as error:  # the broker asked has not heard of it yet
             raise Again(str(error)) from None
 
-    def _offsets(self, name: str, timestamp_ms: int, isolation: int) -> dict[int, int]:
-        return self._wire.retrying(
-            lambda: self._list_offsets(name, timestamp_ms, isolation), f"Asking for the offsets of {name}"
-        )
+    def _offsets(
+        self, name: str, timestamp_ms: int, isolation: int, partitions: Iterable[int] | None = None
+    ) -> dict[int, int]:
+        wanted = None if partitions is None else list(partitions)
+
+        def attempt() -> dict[int, int]:
+            asked = range(len(self._wire.topics([name])[name].partitions)) if wanted is None else wanted
+            by_node = self._by_leader(name, asked)
+            return _offsets(
+                name,
+                self._wire.ask_all(
+                    [Request(_offsets_request(name, some, timestamp_ms, isolation), n) for n, some in by_node.items()]
+                ),
+            )
+
+        return self._wire.retrying(attempt, f"Asking for the offsets of {name}")
 
     def _first_offsets(self, topic: Topic) -> dict[int, int] | None:
         leaders = self._wire.leaders_remembered([(topic.name, each) for each in range(topic.partitions)])
@@ -212,14 +279,6 @@ class Topics:
                 refuse(each.error_code, f"Asking for the leader epochs of {name}-{each.partition}")
                 ends[each.partition] = each.end_offset
         return ends
-
-    def _list_offsets(self, name: str, timestamp_ms: int, isolation: int) -> dict[int, int]:
-        partitions = [partition.partition_index for partition in self._wire.topics([name])[name].partitions]
-        by_node = self._by_leader(name, partitions)
-        questions = [
-            Request(_offsets_request(name, some, timestamp_ms, isolation), node) for node, some in by_node.items()
-        ]
-        return _offsets(name, self._wire.ask_all(questions))
 
 
 def _by_node(leaders: Mapping[tuple[str, int], PartitionLeader]) -> dict[int, list[int]]:
@@ -248,7 +307,7 @@ def _seen(name: str, topic: Any) -> Topic | None:
 
 def _delete(wire: Wire, topic: Topic) -> None:
     wanted = DeleteTopicsRequest.DeleteTopicState(name=None, topic_id=UUID(topic.topic_id))
-    answer = wire.ask(DeleteTopicsRequest(topics=[wanted], timeout_ms=DELETE_TIMEOUT_MS))
+    answer = wire.ask(DeleteTopicsRequest(topics=[wanted], timeout_ms=REQUEST_TIMEOUT_MS))
     for each in answer.responses:
         if each.error_code not in (UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID):
             refuse(each.error_code, f"Deleting topic {topic.name}")
@@ -264,7 +323,7 @@ def _create_request(name: str, partitions: int, replicas: int, settings: Mapping
     entry = CreateTopicsRequest.CreatableTopic
     configs = [entry.CreatableTopicConfig(name=key, value=value) for key, value in settings.items()]
     topic = entry(name=name, num_partitions=partitions, replication_factor=replicas, assignments=[], configs=configs)
-    return CreateTopicsRequest(topics=[topic], timeout_ms=5_000, validate_only=False)
+    return CreateTopicsRequest(topics=[topic], timeout_ms=REQUEST_TIMEOUT_MS, validate_only=False)
 
 
 def _offsets_request(name: str, partitions: list[int], timestamp_ms: int, isolation: int) -> ListOffsetsRequest:

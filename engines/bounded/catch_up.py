@@ -160,7 +160,8 @@ class CatchUp:
         if self.chunk_records < 1:
             raise ConfigError(f"{setting('chunk_records')} is {self.chunk_records}: it must be at least 1.")
         name, graph = self.loaded.pipeline.name, self.loaded.pipeline.build()
-        history = LogFollower(self.options.client.confluent(), name).look()
+        with closing(LogFollower(self.options.client, name)) as follower:
+            history = follower.look()
         latest, restoration = history.latest, self.options.restoration
         begins = restoration is not None and not is_restored(restoration, latest)
         if latest is None and not self.from_nothing and not begins:

@@ -74,7 +74,7 @@ def abort_undecided(
     log shows it after the fence. If it begins later still, its transactions are not touched.
     """
     newest = _newest(traces)
-    topic = find_topic(config.confluent(), traces.pipeline)
+    topic = find_topic(config, traces.pipeline)
     with closing(Connections(config, traces.pipeline)) as connections:
         log, transactions = connections.open_log(topic), connections.transactions
         partitions = [(topic.name, partition) for partition in range(topic.partitions)]

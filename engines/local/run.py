@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -140,24 +141,24 @@ def _has_turn(job: Job, succession: Succession, stopper: Stopper) -> bool:
 
 def _watch_leading(job: Job, succession: Succession, ended: threading.Event) -> None:
     """Return once no other run is waited for. Reports each other incarnation once, and an outage once."""
-    follower = LogFollower(job.options.client.confluent(), job.plan.graph.pipeline_id)
-    reported, is_away = 0, False
-    while not ended.is_set():
-        try:
-            awaited = succession.awaited(follower.look(), is_known_dead)
-        except BrokerUnavailable as error:
-            if not is_away:
-                waits = "This run looks again until one answers: it waits for another one that leads."
-                job.report.note(f"{error} {waits}")
-            is_away = True
-        else:
-            is_away = False
-            if awaited is None:
-                return
-            if awaited.incarnation.incarnation != reported:
-                reported = awaited.incarnation.incarnation
-                job.report.awaits(awaited)
-        ended.wait(LOOK_PAUSE_MS / 1000)
+    with closing(LogFollower(job.options.client, job.plan.graph.pipeline_id)) as follower:
+        reported, is_away = 0, False
+        while not ended.is_set():
+            try:
+                awaited = succession.awaited(follower.look(), is_known_dead)
+            except BrokerUnavailable as error:
+                if not is_away:
+                    waits = "This run looks again until one answers: it waits for another one that leads."
+                    job.report.note(f"{error} {waits}")
+                is_away = True
+            else:
+                is_away = False
+                if awaited is None:
+                    return
+                if awaited.incarnation.incarnation != reported:
+                    reported = awaited.incarnation.incarnation
+                    job.report.awaits(awaited)
+            ended.wait(LOOK_PAUSE_MS / 1000)
 
 
 def run(

@@ -59,7 +59,7 @@ def unless_expired(config: ClientConfig, manifest: Manifest) -> Iterator[None]:
     try:
         yield
     except DamagedBlock:
-        if manifest.checkpoint in read_history(config.confluent(), manifest.pipeline).manifests:
+        if manifest.checkpoint in read_history(config, manifest.pipeline).manifests:
             raise
         raise ConfigError(
             f"Checkpoint {manifest.checkpoint} has expired while it was read: the pipeline runs on. Try again; a "
@@ -72,7 +72,7 @@ def open_savepoint(config: ClientConfig, manifest: Manifest) -> Iterator[TopicSa
     """The finalized checkpoint of *manifest* as a savepoint."""
     with closing(Transactions(config)) as transactions:
         cluster_id = transactions.cluster_id()
-    topic = find_topic(config.confluent(), manifest.pipeline)
+    topic = find_topic(config, manifest.pipeline)
     with closing(block_storage(config, topic, manifest.storage, stays_connected=True)) as blocks:
         yield TopicSavepoint(manifest, blocks, cluster_id)
 

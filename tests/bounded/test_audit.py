@@ -137,7 +137,8 @@ def test_a_checkpoint_that_carries_aborted_ones_is_computed_again(
             assert time.monotonic() < deadline, job.said
             fed += len(abort_while_a_worker_sleeps(job, kafka, f"{topic_name}-in", tmp_path, fed))
             job.await_checkpoint()
-            manifests = read_history({"bootstrap.servers": kafka.bootstrap_servers}, topic_name).manifests.values()
+            client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
+            manifests = read_history(client, topic_name).manifests.values()
             carrying = [m.checkpoint for m in manifests if any(c.checkpoint < m.checkpoint for c in m.committables)]
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 0, job.said

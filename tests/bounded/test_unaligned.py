@@ -46,7 +46,7 @@ class Slow:
 
     @property
     def history(self) -> History:
-        return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+        return read_history(ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers}), self.name)
 
     def start(self, parallelism: int, *arguments: str, pause_ms: int = 1, env: dict[str, str] | None = None) -> Run:
         target = ("pipelines:slow_behind_a_shuffle", f"--param=name={self.name}", f"--param=pause_ms={pause_ms}")

@@ -39,7 +39,7 @@ class Computing:
         self.config = ClientConfig({"bootstrap.servers": fed.kafka.bootstrap_servers})
         self.graph = loaded.pipeline.build()
         self.plan = plan(self.graph, parallelism)
-        self.topic = prepare_topic(self.config.confluent(), self.graph.pipeline_id, 3)
+        self.topic = prepare_topic(self.config, self.graph.pipeline_id, 3)
         topics = Topics(self.config)
         names = {node.id: str(node.source.topic) for node in self.graph.sources if node.source}
         self.ranges: tuple[Reading, ...] = readings(

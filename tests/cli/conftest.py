@@ -310,14 +310,14 @@ class Orders:
 
     def begun_elsewhere(self) -> Callable[..., Outcome]:
         """A run has begun on `other-host`. The result writes its heartbeat, and raises `Fenced` if it was fenced."""
-        topic = find_topic(self.config.confluent(), self.name)
+        topic = find_topic(self.config, self.name)
         log, requests = DecisionLog(self.name, topic, SystemClock()), LogRequests(self.config, topic)
         drive(log.open(), requests)
         drive(log.begin("other-host", 1), requests)
         return lambda **more: drive(log.heartbeat(**more), requests)
 
     def history(self) -> History:
-        return read_history(self.config.confluent(), self.name)
+        return read_history(self.config, self.name)
 
     def lives(self) -> bool:
         """Whether there is a run that may be asked for something."""

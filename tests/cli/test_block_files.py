@@ -77,7 +77,7 @@ def make_unreadable(root: Path, ref: BlockRef) -> None:
 
 
 def blocks_of_newest(orders: Orders, root: Path) -> tuple[list[BlockRef], BlockRef]:
-    newest, topic = orders.newest(), find_topic(orders.config.confluent(), orders.name)
+    newest, topic = orders.newest(), find_topic(orders.config, orders.name)
     with closing(block_storage(orders.config, topic, f"file://{root}")) as storage:
         refs = references(newest, storage)
     indexes = {ref for each in newest.operators for parts in each.index for ref in parts}

@@ -65,11 +65,11 @@ def test_checkpoints_are_kept(orders: Orders) -> None:
 
 def test_checkpoints_are_deleted_where_the_run_says_so(orders: Orders) -> None:
     with orders.running(*DELETING) as run:
-        first = find_topic(orders.config.confluent(), orders.name).topic_id
+        first = find_topic(orders.config, orders.name).topic_id
         cancelled = orders.command.done("cancel", orders.name, "--json")
         assert run.wait() == 0
     assert cancelled.json == {"pipeline": orders.name, "checkpoints": [], "deleted": True}
-    assert find_topic(orders.config.confluent(), orders.name).topic_id != first
+    assert find_topic(orders.config, orders.name).topic_id != first
     left = orders.history()
     assert (left.retained, left.incarnation_latest, left.condemned) == ([], 2, False)
     visible = len(orders.totals())
@@ -98,7 +98,7 @@ def test_two_who_cancel(orders: Orders, tmp_path: Path, options: tuple[str, ...]
 
 
 def living_run(orders: Orders) -> tuple[TopicInfo, History, Any]:
-    topic, seen = read_topic(orders.config.confluent(), orders.name)
+    topic, seen = read_topic(orders.config, orders.name)
     living = asking.living_run(seen)
     assert living is not None
     return topic, seen, living

@@ -20,6 +20,7 @@ from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
 from exactlyonce.cli.commands.doctor import as_text
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import TopicFacts, Topics
 from exactlyonce.engines import traces as traces_module
 from exactlyonce.engines.blocks import block_storage, references
 from exactlyonce.engines.ending.waiting import StagedOutput, WaitingOutput
@@ -34,7 +35,6 @@ from exactlyonce.views.doctor import stores as doctor_stores
 from exactlyonce.views.doctor.examination import examine, topic_facts, traces_of
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Diagnosis, Findings
 from exactlyonce.views.doctor.inputs import check_inputs
-from exactlyonce.views.doctor.questions import Questions, TopicFacts
 from exactlyonce.views.doctor.readers import ReadersCheck
 from exactlyonce.views.doctor.rights import RightsCheck
 from exactlyonce.views.unclaimed_blocks import BlockSurvey
@@ -164,7 +164,7 @@ def test_a_wrong_policy_and_damaged_blocks(orders: Orders) -> None:
 def state_block(orders: Orders) -> BlockRef:
     """A block of state that lies before the indexes of its partition, so that its own stays where it goes."""
     newest = orders.newest()
-    with closing(block_storage(orders.config, find_topic(orders.config.confluent(), orders.name), "")) as storage:
+    with closing(block_storage(orders.config, find_topic(orders.config, orders.name), "")) as storage:
         refs = references(newest, storage)
     indexes = {ref for each in newest.operators for parts in each.index for ref in parts}
     (block,) = (ref for ref in refs - indexes if ref.key.startswith("block/1/1/totals/"))
@@ -326,13 +326,13 @@ def test_what_could_not_be_looked_at() -> None:
     assert found.failed == 1
 
 
-class Deaf(Questions):
+class Deaf(Topics):
     """Brokers that do not answer what they are asked about topic "b"; there is "a", and no "c"."""
 
     def __init__(self) -> None:
         """Nothing is connected."""
 
-    def topic(self, name: str) -> TopicFacts | None:
+    def facts(self, name: str) -> TopicFacts | None:
         if name == "b":
             raise BrokerUnavailable("Asking for topic b failed: no broker answers.")
         operations = frozenset({"Read", "Write", "DescribeConfigs"})
@@ -346,7 +346,7 @@ def test_a_question_without_an_answer() -> None:
     subject: Any = SimpleNamespace(inputs=["a", "b", "c"], topics=["a", "b", "c"], newest=None, name="p")
     check_inputs(subject, cast(Any, None), facts, found)
     assert [each.what for each in found.diagnoses] == ["Topic c is missing"]
-    rights = RightsCheck(subject, Deaf(), cast(Any, None), facts, found)
+    rights = RightsCheck(subject, cast(Any, None), facts, found)
     for topic in facts.keys() | {"b"}:
         rights._topic(topic, ("Read",))
     assert "rights on topic a" in found.checked
@@ -415,14 +415,14 @@ def test_input_that_was_truncated() -> None:
 @pytest.mark.broker
 def test_a_check_that_fails_beside_the_others(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     orders.ran()
-    silent, asked = f"{orders.name}-totals", Questions.topic
+    silent, asked = f"{orders.name}-totals", Topics.facts
 
-    def topic(self: Questions, name: str) -> TopicFacts | None:
+    def facts_of(self: Topics, name: str) -> TopicFacts | None:
         if name == silent:
             raise BrokerUnavailable(f"Asking for topic {name} failed: no broker answers.")
         return asked(self, name)
 
-    monkeypatch.setattr(Questions, "topic", topic)
+    monkeypatch.setattr(Topics, "facts", facts_of)
     ended = orders.command("doctor", orders.name)
     shown = ended.said
     assert ended.code == 1

@@ -31,7 +31,7 @@ def in_storage(storage: str, savepoint: int | None = None) -> tuple[str, ...]:
 
 
 def lies_in(orders: Orders, storage: str) -> int:
-    topic = find_topic(orders.config.confluent(), orders.name)
+    topic = find_topic(orders.config, orders.name)
     with closing(Storages(orders.config, topic)) as storages:
         return len(storages.of("" if storage == TOPIC else storage).since((0,) * topic.partitions).blocks)
 
@@ -41,7 +41,7 @@ def assert_whole(orders: Orders, storage: str, count: int, *savepoints: int) -> 
     assert len(orders.totals()) == count
     newest = orders.newest()
     assert newest.storage == ("" if storage == TOPIC else storage)
-    with closing(Storages(orders.config, find_topic(orders.config.confluent(), orders.name))) as storages:
+    with closing(Storages(orders.config, find_topic(orders.config, orders.name))) as storages:
         blocks = storages.of(newest.storage)
         wanted = references(newest, blocks)
         assert len(list(blocks.fetch(wanted))) == len(wanted) > 0

@@ -102,7 +102,7 @@ def test_reset(orders: Orders) -> None:
     assert f"{orders.name} has forgotten everything; its next run begins anew.\n" in ended.out
     assert topics(orders) == {"-orders", "-totals", ".checkpoints"}
     assert not has_checkpoints(orders)
-    assert find_topic(orders.config.confluent(), orders.name).partitions == 3
+    assert find_topic(orders.config, orders.name).partitions == 3
     assert max(group_offsets(orders, f"{orders.name}-orders")) < 0
     assert group_offsets(orders, other) == [3, 3]
     assert len(orders.totals()) == 700

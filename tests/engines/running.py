@@ -23,6 +23,7 @@ from waiting import until
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.testing.cluster import BY_KEY, LIMIT_S, Committed, KafkaCluster
 
 HERE = Path(__file__).parent
@@ -178,7 +179,7 @@ class Job:
         return ended.said
 
     def history(self) -> History:
-        return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+        return read_history(ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers}), self.name)
 
     def assert_totals(self) -> None:
         assert_totals(self.kafka, f"{self.name}-out", self.fed)

@@ -21,6 +21,7 @@ from waiting import succeeds, until
 from exactlyonce.checkpoint.records.manifest import RecordPlace
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.local.workers import refuse_too_many
 from exactlyonce.engines.plan import plan
 from exactlyonce.pipeline.errors import INTERRUPTED, ConfigError, TopicError
@@ -228,7 +229,7 @@ def _delete_the_blocks(job: Job) -> None:
     job.kafka.configure_topic(topic, cleanup_policy="compact,delete")
     job.kafka.delete_records(topic, dict.fromkeys(range(1, 5), -1))
     job.kafka.configure_topic(topic, cleanup_policy="compact")
-    config = {"bootstrap.servers": job.kafka.bootstrap_servers}
+    config = ClientConfig({"bootstrap.servers": job.kafka.bootstrap_servers})
     until(lambda: succeeds(lambda: prepare_topic(config, job.name), unless=TopicError))  # settings come a little later
 
 

@@ -34,7 +34,7 @@ class Stored:
         """The names of those that retained manifests stand on, each of which can be read."""
         config = ClientConfig({"bootstrap.servers": self.job.kafka.bootstrap_servers})
         history = self.job.history()
-        topic = find_topic(config.confluent(), self.job.name)
+        topic = find_topic(config, self.job.name)
         assert history.storage == self.url
         storage = block_storage(config, topic, history.storage)
         refs: set[BlockRef] = set()

@@ -17,6 +17,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef, Manifest
 from exactlyonce.cli.main import main
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter, scan_blocks
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.pipeline.names import checkpoint_topic
 from exactlyonce.testing.cluster import OwnCluster
 
@@ -58,7 +59,7 @@ def index_of(manifest: Manifest) -> BlockRef:
 def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) -> None:
     kafka = stoppable
     config = {"bootstrap.servers": kafka.bootstrap_servers}
-    topic, refs = prepare_topic(config, topic_name, 2), []
+    topic, refs = prepare_topic(ClientConfig(config), topic_name, 2), []
     writer = BlockWriter.connected(config, topic, 1, 0)
     for part in range(3):
         blocks = [Block("totals", 1, "state", "none", "text", b"x" * 40) for _ in range(20)]
@@ -67,7 +68,7 @@ def test_a_damaged_batch_among_others(stoppable: OwnCluster, topic_name: str) ->
         refs += [ticket.ref for ticket in tickets if ticket.ref is not None]
     lost = refs[30]
     damage(kafka, topic.name, 1, lost.key.encode(), known_checksum=False)
-    found = scan_blocks(config, topic, (0, 0))
+    found = scan_blocks(ClientConfig(config), topic, (0, 0))
     first, last = map(int, found.unreadable[0].rpartition("offsets ")[2].split(" to "))
     whole = [ref for ref in refs if not first <= ref.offset <= last]
     assert first <= lost.offset <= last

@@ -33,8 +33,8 @@ ACCOUNTS = [f"a{i}" for i in range(9)]
 
 def manifests(kafka: KafkaCluster, name: str) -> tuple[list[Manifest], Any]:
     client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
-    found = list(read_history(client.confluent(), name).retained)
-    return found, block_storage(client, find_topic(client.confluent(), name), found[-1].storage)
+    found = list(read_history(client, name).retained)
+    return found, block_storage(client, find_topic(client, name), found[-1].storage)
 
 
 def on_their_way(manifest: Manifest, blocks: Any) -> Iterator[dict[str, Any]]:

@@ -17,8 +17,7 @@ from worlds import QUERY, VALUES, World, expected
 
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
-from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import as_topic
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
@@ -141,7 +140,8 @@ def test_a_decided_transaction_that_the_broker_aborted_is_written_again(
     assert lost is not None
     transactions.end_until_answered(lost.transactional_id, lost.producer_id, lost.epoch, commit=False)
     world.tasks(world.driver("b"), 0)
-    fates = read_history({"bootstrap.servers": world.kafka.bootstrap_servers}, world.name).finalized[1].fates
+    client = ClientConfig({"bootstrap.servers": world.kafka.bootstrap_servers})
+    fates = read_history(client, world.name).finalized[1].fates
     assert sorted(fate for _, fate in fates) == ["committed", "repaired"]
     world.assert_exact(0)
 
@@ -261,7 +261,7 @@ def test_what_a_sink_refuses_before_it_writes(world: World, config: ClientConfig
     with pytest.raises(RecordError, match="Row 2"):
         world.task_of(planner, planner.assign(), Job(QUERY, 0), unnamed)
     with closing(Topics(config)) as topics:
-        topics.delete(as_topic(find_topic(config.confluent(), world.name)))
+        topics.delete(as_topic(find_topic(config, world.name)))
     with pytest.raises(Halt, match="topic was deleted"):
         world.driver("b").assign()
 

@@ -9,6 +9,7 @@ from targets import STORES, TARGETS, Row, rows_of
 from worlds import QUERY, World, expected
 
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.spark.sink.position import Job
 from exactlyonce.pipeline.errors import Fenced, Halt
 from exactlyonce.pipeline.failpoints import FailpointRaised
@@ -39,7 +40,7 @@ def test_batches(world: World) -> None:
     world.target.assert_settled()
     if world.target.store == "kafka":
         assert len(world.target.states()) == 3, "one transactional id for each task, and not for each batch"
-    history = read_history({"bootstrap.servers": world.kafka.bootstrap_servers}, world.name)
+    history = read_history(ClientConfig({"bootstrap.servers": world.kafka.bootstrap_servers}), world.name)
     assert history.unfinalized is None
     assert len(history.manifests) == 3
 

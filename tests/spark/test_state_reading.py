@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from exactlyonce.checkpoint.block_storage import DamagedBlock
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.savepoints.exported import DamagedSavepoint
 from exactlyonce.engines.spark.data_source import ExactlyOnceDataSource
 from exactlyonce.engines.spark.source.state_reading import StateReader
@@ -49,7 +50,7 @@ class Shop:
         self.command("run", PIPELINE, "--param", f"name={self.name}", "--until", "latest", *inline, *options)
 
     def history(self) -> History:
-        return read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name)
+        return read_history(ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers}), self.name)
 
     def options(self, **options: Any) -> dict[str, str]:
         given = {"state": self.name, "operator": "totals", "kafka.bootstrap.servers": self.kafka.bootstrap_servers}

@@ -15,6 +15,7 @@ from worlds import QUERY, World, expected
 from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.decision_log import INCARNATIONS_KEPT
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.connections import Performer
 from exactlyonce.engines.spark.sink.driver import SinkDriver
 from exactlyonce.engines.spark.sink.messages import Flushed
@@ -319,7 +320,8 @@ def test_what_is_refused_at_start(world: World) -> None:
         world.driver("a").assign()
     with pytest.raises(StoreError, match=r"nowhere"):
         world.driver("a", table="nowhere").assign()
-    assert read_history({"bootstrap.servers": world.kafka.bootstrap_servers}, world.name).newest_incarnation is None
+    client = ClientConfig({"bootstrap.servers": world.kafka.bootstrap_servers})
+    assert read_history(client, world.name).newest_incarnation is None
 
 
 @pytest.mark.exhaustive

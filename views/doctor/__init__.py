@@ -1,5 +1,4 @@
 """The checks of `exactlyonce doctor`, one module for each kind; `examination` runs them all. Each only looks.
 
-`findings` has their results, `questions` the requests to brokers that only they need. May import the rest of `views`
-and everything below it.
+`findings` has their results. May import the rest of `views` and everything below it.
 """

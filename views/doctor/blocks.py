@@ -24,7 +24,7 @@ def check_blocks(subject: Subject, findings: Findings, *, deep: bool) -> None:
         return
     what = "all blocks" if deep else "indexes of blocks, and orphans after the last checkpoint"
     with findings.checking(what):
-        topic = find_topic(subject.config.confluent(), subject.name)
+        topic = find_topic(subject.config, subject.name)
         with closing(Storages(subject.config, topic)) as storages:
             blocks = survey(storages, history, deep=deep)
             damaged = _damaged_blocks(storages, blocks, history) if deep else {}

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.connectors.kafka.topics import Topic, Topics
+from exactlyonce.connectors.kafka.topics import Topic, TopicFacts, Topics
 from exactlyonce.engines.surroundings.preflight import require_unread
 from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import Halt
 from exactlyonce.pipeline.sizes import counted
 from exactlyonce.views.doctor.findings import NOTE, PROBLEM, Findings
-from exactlyonce.views.doctor.questions import TopicFacts
 from exactlyonce.views.doctor.subject import Subject
 
 SOON_SHARE = 4

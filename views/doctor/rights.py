@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exactlyonce.checkpoint.records.committable import transaction_prefix
+from exactlyonce.connectors.kafka import group_offsets
+from exactlyonce.connectors.kafka.topics import TopicFacts
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.views.doctor.findings import Findings
-from exactlyonce.views.doctor.questions import Questions, TopicFacts
 from exactlyonce.views.doctor.subject import Subject
 
 OF_INPUT = ("Read",)
@@ -29,7 +30,6 @@ NOBODYS = "doctor"
 @dataclass
 class RightsCheck:
     subject: Subject
-    questions: Questions
     transactions: Transactions
     facts: Mapping[str, TopicFacts | None]
     findings: Findings
@@ -42,7 +42,7 @@ class RightsCheck:
         self._topic(subject.checkpoint_topic, OF_CHECKPOINTS)
         what = f"rights on group {subject.name}"
         with self.findings.checking(what):
-            self._compare("group", subject.name, OF_GROUP, self.questions.group_operations(subject.name), what)
+            self._compare("group", subject.name, OF_GROUP, group_offsets.operations(subject.config, subject.name), what)
         with self.findings.checking("rights on the cluster"):
             self._cluster()
         with self.findings.checking(f"rights on transactional ids {transaction_prefix(subject.name)}"):

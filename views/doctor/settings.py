@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import AtOdds, fixing, min_insync_needed, settings_at_odds
-from exactlyonce.connectors.kafka.topics import Topics
+from exactlyonce.connectors.kafka.topics import TopicFacts, Topics
 from exactlyonce.connectors.kafka.transactions import TRANSACTION_VERSION, Transactions
 from exactlyonce.engines.surroundings.preflight import LOG_APPEND_TIME, TIMESTAMP_TYPE
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.sinks.kafka.sink import gives_times
 from exactlyonce.views.doctor.findings import NOTE, Findings
-from exactlyonce.views.doctor.questions import TopicFacts
 from exactlyonce.views.doctor.subject import Subject
 
 MESSAGE_BYTES_MAX = 1_000_000
@@ -108,7 +107,7 @@ class SettingsCheck:
             self.findings.add(
                 "settings", f"Topic {facts.name} {why}: {'; '.join(setting.what for setting in wrong)}",
                 whose=f"the topic's ({self._role(facts.name)})", do="set it",
-                run=[fixing(self.subject.config.confluent(), facts.name, wrong)],
+                run=[fixing(self.subject.config, facts.name, wrong)],
             )  # fmt: skip
 
     def _role(self, topic: str) -> str:

@@ -36,7 +36,7 @@ def _ledger(subject: Subject, history: History, sink: str, view: StoreView, find
     now = subject.history_now
     known = positions_of(history.latest_finalized)
     highest = now.latest.checkpoint if now is not None and now.latest is not None else 0
-    origin = find_topic(subject.config.confluent(), subject.name).topic_id
+    origin = find_topic(subject.config, subject.name).topic_id
     try:
         require_own(named_ledger(sink), origin, view.origin)
         require_in_step(named_ledger(sink), view.ledger, ledger_of(known, sink), highest)

@@ -50,7 +50,7 @@ class Subject:
     @cached_property
     def history_now(self) -> History | None:
         """Its decisions now, after stores and blocks were looked at: a running pipeline goes on."""
-        return read_history(self.config.confluent(), self.name) if self.traces.topic and self.history else None
+        return read_history(self.config, self.name) if self.traces.topic and self.history else None
 
     @property
     def newest(self) -> Manifest | None:

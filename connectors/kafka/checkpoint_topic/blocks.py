@@ -11,10 +11,11 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any, Protocol
 
-from confluent_kafka import Consumer, IsolationLevel, Message, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
 from exactlyonce.checkpoint.block_storage import DamagedBlock, KeysWritten, Scanned, Ticket, verified_value
 from exactlyonce.checkpoint.records.encoding import Block, BlockKey, encode
@@ -22,6 +23,7 @@ from exactlyonce.checkpoint.records.manifest import BlockRef
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import IDLE_TIMEOUT_S, is_damaged, next_offset, read_range
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import Meaning, explained, meaning_of
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
@@ -285,20 +287,22 @@ def _named(ref: BlockRef) -> str:
     return f"Block {ref.key} at partition {ref.partition} offset {ref.offset}"
 
 
-def scan_blocks(config: Mapping[str, Any], topic: TopicInfo, start_offsets: Iterable[int]) -> Scanned:
+def scan_blocks(client: ClientConfig, topic: TopicInfo, start_offsets: Iterable[int]) -> Scanned:
     """The blocks from *start_offsets*, one for each partition, to the end of the topic that are not tombstoned yet.
 
-    The keys say who wrote them and for which checkpoint; records with other keys are left alone. A tombstone counts
-    once it is committed: below the last stable offset that is known, and what lies behind it is not hidden.
+    Records whose keys are not those of blocks are ignored. A tombstone counts once it is committed: below the last
+    stable offset that is known. Above it, tombstones hide nothing.
     """
+    from exactlyonce.connectors.kafka.topics import Topics  # workers, which scan nothing, start without kafka-python
+
     found: dict[str, BlockRef] = {}
     written_at_ms: dict[str, int] = {}
     unreadable: list[str] = []
-    client = store_client.admin(config)
-    with explained(config, f"asking for the ends of {topic.name}"):
-        ends = store_client.end_offsets(client, topic.name, range(topic.partitions))
-        stable = store_client.end_offsets(client, topic.name, range(topic.partitions), IsolationLevel.READ_COMMITTED)
-        firsts = store_client.first_offsets(client, topic.name, range(topic.partitions))
+    config, partitions = client.confluent(), range(topic.partitions)
+    with closing(Topics(client)) as topics:
+        ends = topics.end_offsets(topic.name, partitions, committed=False)
+        stable = topics.end_offsets(topic.name, partitions, committed=True)
+        firsts = topics.start_offsets(topic.name, partitions)
     for partition, start in list(enumerate(start_offsets))[1:]:
         begin, known = max(start, firsts[partition]), min(stable[partition], ends[partition])
 
@@ -314,8 +318,7 @@ def scan_blocks(config: Mapping[str, Any], topic: TopicInfo, start_offsets: Iter
         for message in rest:
             if message.value() is not None:
                 _note(found, written_at_ms, message)
-    ends_of_all = tuple(ends[partition] for partition in range(topic.partitions))
-    return Scanned(tuple(found.values()), ends_of_all, tuple(unreadable), written_at_ms)
+    return Scanned(tuple(found.values()), tuple(ends.values()), tuple(unreadable), written_at_ms)
 
 
 def _note(found: dict[str, BlockRef], written_at_ms: dict[str, int], message: Message) -> None:
@@ -332,18 +335,17 @@ def _note(found: dict[str, BlockRef], written_at_ms: dict[str, int], message: Me
 class TopicStorage:
     """The `BlockStorage` that keeps blocks in the pipeline's checkpoint topic."""
 
-    def __init__(self, config: Mapping[str, Any], topic: TopicInfo, *, stays_connected: bool = False) -> None:
+    def __init__(self, client: ClientConfig, topic: TopicInfo, *, stays_connected: bool = False) -> None:
         """*stays_connected*: see `BlockReader`. Nothing is connected yet."""
-        self._config = config
-        self._topic = topic
-        self._reader = BlockReader(config, topic, stays_connected=stays_connected)
+        self._client, self._topic = client, topic
+        self._reader = BlockReader(client.confluent(), topic, stays_connected=stays_connected)
 
     def check(self, *, in_use: bool = False) -> None:
         """Nothing: whoever has the topic has looked at it; see `topic.prepare_topic`."""
 
     def begin(self, incarnation: int, attempt: int) -> BlockWriter:
         """Its own producer, to which the broker has answered."""
-        return BlockWriter.connected(self._config, self._topic, incarnation, attempt)
+        return BlockWriter.connected(self._client.confluent(), self._topic, incarnation, attempt)
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
         """By partition, in the order of the offsets."""
@@ -351,7 +353,7 @@ class TopicStorage:
 
     def since(self, ends: Iterable[int]) -> Scanned:
         """From the first offset on, of each partition, that was behind its end."""
-        return scan_blocks(self._config, self._topic, ends)
+        return scan_blocks(self._client, self._topic, ends)
 
     def dropped(self, refs: Iterable[BlockRef]) -> None:
         """Their tombstones have done so."""

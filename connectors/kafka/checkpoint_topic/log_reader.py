@@ -5,60 +5,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from confluent_kafka import IsolationLevel
-from confluent_kafka.admin import AdminClient
+from contextlib import closing
 
 from exactlyonce.checkpoint.decision_log import DECISIONS, DIGEST_HEADER, history_of, take_in
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.requests import DecisionRecord, Ends, LogRead, Unreadable
-from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import read_range
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import describe, find_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import TIMEOUT_MS, describe, find_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import explained
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import Halt, TopicError
 from exactlyonce.pipeline.names import checkpoint_topic
 
 
 class LogReader:
-    """Answers what the decision log asks beside its writer. The first question connects."""
+    """Answers the questions of the decision log beside its writer. The first question connects."""
 
-    def __init__(self, config: Mapping[str, Any], topic: TopicInfo) -> None:
+    def __init__(self, config: ClientConfig, topic: TopicInfo) -> None:
         self.topic = topic
-        self._config = config
-        self._client: AdminClient | None = None
+        self._config, self._topics = config, Topics(config, timeout_ms=TIMEOUT_MS)
 
     def ends(self) -> Ends:
-        """Of the decision log: how far readers get, and how far it goes."""
-        with explained(self._config, f"asking for the end of {self.topic.name}"):
-            end = self._end(IsolationLevel.READ_UNCOMMITTED)
-            return Ends(self._end(IsolationLevel.READ_COMMITTED), end)
+        """The last stable offset of the decision log, and its end."""
+        end = _end(self._topics, self.topic.name, committed=False)
+        return Ends(_end(self._topics, self.topic.name, committed=True), end)
 
     def read(self, end: int) -> LogRead:
         """The committed decisions below offset *end*."""
         return read_log(self._config, self.topic.name, end)
 
-    def _end(self, isolation: IsolationLevel) -> int:
-        return store_client.end_offsets(self._admin, self.topic.name, [DECISIONS], isolation)[DECISIONS]
-
-    @property
-    def _admin(self) -> AdminClient:
-        if self._client is None:
-            self._client = store_client.admin(self._config)
-        return self._client
+    def close(self) -> None:
+        """Close the connections; the next question opens new ones."""
+        self._topics.close()
 
 
-def read_log(config: Mapping[str, Any], topic: str, end: int, start: int | None = None) -> LogRead:
+def _end(topics: Topics, name: str, *, committed: bool) -> int:
+    return topics.end_offsets(name, [DECISIONS], committed=committed)[DECISIONS]
+
+
+def read_log(config: ClientConfig, topic: str, end: int, start: int | None = None) -> LogRead:
     """The committed decisions in *topic* below offset *end*, from *start* on; None: from the first that is there."""
+    if start is None:
+        with closing(Topics(config, timeout_ms=TIMEOUT_MS)) as topics:
+            start = topics.start_offsets(topic, [DECISIONS])[DECISIONS]
     items: list[DecisionRecord | Unreadable] = []
-    with explained(config, f"reading {topic}"):
-        if start is None:
-            start = store_client.first_offsets(store_client.admin(config), topic, [DECISIONS])[DECISIONS]
+    settings = config.confluent()
+    with explained(settings, f"reading {topic}"):
         messages = read_range(
-            config, topic, DECISIONS, start, end, "read_committed",
+            settings, topic, DECISIONS, start, end, "read_committed",
             lambda first, behind: items.append(Unreadable(first, behind)),
         )  # fmt: skip
         for message in messages:
@@ -68,47 +64,48 @@ def read_log(config: Mapping[str, Any], topic: str, end: int, start: int | None 
 
 
 class LogFollower:
-    """Reads the decision log of *pipeline* again and again, each time only what came since. Fences nobody."""
+    """Reads the decision log of *pipeline* repeatedly, each time only its new records. Fences nobody."""
 
-    def __init__(self, config: Mapping[str, Any], pipeline: str) -> None:
+    def __init__(self, config: ClientConfig, pipeline: str) -> None:
         self._config, self._pipeline, self._topic = config, pipeline, checkpoint_topic(pipeline)
-        self._client: AdminClient | None = None
+        self._topics = Topics(config, timeout_ms=TIMEOUT_MS)
         self._topic_id = ""
         self._end = 0
         self._history = History(pipeline)
 
     def look(self) -> History:
-        """The decisions so far: none where there is no topic, those of the new one where it was made anew.
+        """The decisions so far: none without a topic; those of the new topic where it was made anew.
 
         Raises `BrokerUnavailable` within seconds; the next look goes on from the one before. The first look connects.
         """
-        with explained(self._config, f"following {self._topic}"):
-            self._client = self._client or store_client.admin(self._config)
-            topic = describe(self._client, self._topic)
-            if topic is None:
-                return History(self._pipeline)
-            try:
-                return self._read(self._client, topic)
-            except (Halt, TopicError):
-                if describe(self._client, self._topic) == topic:
-                    raise
-                return History(self._pipeline)
+        topic = describe(self._topics, self._topic)
+        if topic is None:
+            return History(self._pipeline)
+        try:
+            return self._read(topic)
+        except (Halt, TopicError):
+            if describe(self._topics, self._topic) == topic:
+                raise
+            return History(self._pipeline)
 
-    def _read(self, client: AdminClient, topic: TopicInfo) -> History:
-        """What has come in *topic*. Raises `Halt` or `TopicError` where that is deleted meanwhile."""
-        with explained(self._config, f"following {self._topic}"):
-            end = store_client.end_offsets(client, self._topic, [DECISIONS], IsolationLevel.READ_COMMITTED)
+    def close(self) -> None:
+        """Close the connections."""
+        self._topics.close()
+
+    def _read(self, topic: TopicInfo) -> History:
+        """The decisions in *topic*. Raises `Halt` or `TopicError` if it is deleted meanwhile."""
+        end = _end(self._topics, self._topic, committed=True)
         if topic.topic_id != self._topic_id:
-            read = read_log(self._config, self._topic, end[DECISIONS])
+            read = read_log(self._config, self._topic, end)
             self._history = history_of(self._pipeline, self._topic, read)
-        elif end[DECISIONS] > self._end:
-            take_in(self._history, read_log(self._config, self._topic, end[DECISIONS], self._end))
-        self._topic_id, self._end = topic.topic_id, end[DECISIONS]
+        elif end > self._end:
+            take_in(self._history, read_log(self._config, self._topic, end, self._end))
+        self._topic_id, self._end = topic.topic_id, end
         return self._history
 
 
-def read_topic(config: Mapping[str, Any], pipeline: str) -> tuple[TopicInfo, History]:
-    """The checkpoint topic of *pipeline* and the decisions in it: both of one topic, though it may be deleted and made
+def read_topic(config: ClientConfig, pipeline: str) -> tuple[TopicInfo, History]:
+    """The checkpoint topic of *pipeline* and the decisions in it: of the same topic, though it may be deleted and made
     anew meanwhile; see `read_history`."""
     while True:
         topic, history = find_topic(config, pipeline), read_history(config, pipeline)
@@ -116,8 +113,8 @@ def read_topic(config: Mapping[str, Any], pipeline: str) -> tuple[TopicInfo, His
             return topic, history
 
 
-def read_history(config: Mapping[str, Any], pipeline: str) -> History:
-    """The decisions of *pipeline* so far, for whoever only looks: fences nobody and takes no part."""
+def read_history(config: ClientConfig, pipeline: str) -> History:
+    """The decisions of *pipeline* so far, without taking part: it fences nobody."""
     topic = find_topic(config, pipeline)
-    ends = LogReader(config, topic).ends()
-    return history_of(pipeline, topic.name, read_log(config, topic.name, ends.stable))
+    with closing(LogReader(config, topic)) as reader:
+        return history_of(pipeline, topic.name, reader.read(reader.ends().stable))

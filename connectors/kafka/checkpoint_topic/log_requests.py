@@ -6,7 +6,6 @@ Which requests make a transaction, what is asked again and for how long, and und
 
 from __future__ import annotations
 
-import base64
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -22,11 +21,12 @@ from exactlyonce.checkpoint.records.committable import Written
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.transactions.broker_answers import Answered, Fate, Producer, WriteAnswer
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogReader
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, Again, refuse
 from exactlyonce.connectors.kafka.kafka_protocol import Observe, PartitionLeader, Places, Request, Wire
 from exactlyonce.connectors.kafka.log import fates_now
-from exactlyonce.connectors.kafka.topics import Topic, Topics
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, InvariantViolation, TopicError
 
 PRODUCE_TIMEOUT_MS = 10_000
@@ -80,7 +80,7 @@ class LogRequests:
     ) -> None:
         """*observed* is called for each client that is made."""
         self.topic = topic
-        self.reader = LogReader(config.confluent(), topic)
+        self.reader = LogReader(config, topic)
         self._sleep = sleep
         self._places = Places()
         """A look, in another thread, may forget them at any time."""
@@ -137,6 +137,7 @@ class LogRequests:
         self._wire.close()
         self._looks.close()
         self._topics.close()
+        self.reader.close()
 
     # --- single requests
 
@@ -254,11 +255,6 @@ class LogRequests:
             topic_data=[entry(name=self.topic.name, topic_id=self._topic_id, partition_data=data)],
             min_version=12,  # it adds the partitions to the transaction
         )
-
-
-def as_topic(info: TopicInfo) -> Topic:
-    """The checkpoint topic, whose id librdkafka has written, as `Topics` knows it."""
-    return Topic(info.name, str(UUID(bytes=base64.b64decode(info.topic_id + "=="))), info.partitions)
 
 
 def _written(answer: Any, doing: str) -> Answered:

@@ -104,7 +104,7 @@ class Audit:
     def run(self, first: int | None = None, last: int | None = None) -> AuditReport:
         """Judge the retained checkpoints from *first* to *last*."""
         report = self._report
-        self._history = read_history(self._client.confluent(), self._loaded.pipeline.name)
+        self._history = read_history(self._client, self._loaded.pipeline.name)
         self._visible = VisibleRecords(self._client, self._graph, self._history, report.unjudged)
         intervals = self._chosen(first, last) if self._has_exact_sinks() else []
         if intervals:
@@ -260,7 +260,7 @@ class Audit:
         Among the first judged checkpoint's records may lie those of an expired one; at the end, those of a newer one.
         """
         pipeline = self._loaded.pipeline.name
-        now = read_history(self._client.confluent(), pipeline)
+        now = read_history(self._client, pipeline)
         known = known_writers([self._history, now])
         has_moved = now.checkpoint_latest != self._history.checkpoint_latest
         with closing(Transactions(self._client)) as transactions:

@@ -81,7 +81,7 @@ class Replay:
     ) -> None:
         """*into* is a topic that gets the records of *sink*, which is optional in a pipeline with one sink."""
         self._loaded, self._client, self._into = loaded, client, into
-        self._history = read_history(client.confluent(), loaded.pipeline.name)
+        self._history = read_history(client, loaded.pipeline.name)
         self._interval = interval_of(self._history, checkpoint)
         self._sink = _chosen(self._interval.manifest, sink) if into else ""
 

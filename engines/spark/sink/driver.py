@@ -82,7 +82,7 @@ class SinkDriver:
         """A leader that has fenced nobody yet."""
         connections, transactions = self._connections, self._connections.transactions
         partitions = TOPIC_PARTITIONS if self.options.target is None else TOPIC_PARTITIONS_OF_ROWS
-        topic = prepare_topic(connections.client.confluent(), self.options.sink_id, partitions)
+        topic = prepare_topic(connections.client, self.options.sink_id, partitions)
         if self._stores is None:
             blocks = connections.keep(block_storage(connections.client, topic, TOPIC, stays_connected=True))
             target, sink_id = self.options.target, self.options.sink_id

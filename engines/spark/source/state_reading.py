@@ -205,8 +205,8 @@ def plan_state(options: StateOptions) -> StatePlan:
 def _in_topic(options: StateOptions) -> InTopic:
     config = options.client()
     config.check()
-    history = read_history(config.confluent(), options.pipeline)
-    topic = find_topic(config.confluent(), options.pipeline)
+    history = read_history(config, options.pipeline)
+    topic = find_topic(config, options.pipeline)
     manifest = choose_checkpoint(history, options.checkpoint)
     _require_operator(options, [snapshot.operator for snapshot in manifest.operators])
     with closing(block_storage(config, topic, manifest.storage)) as blocks, unless_expired(config, manifest):

@@ -74,8 +74,8 @@ class Fed:
         return self.left + self.right
 
     @property
-    def config(self) -> dict[str, str]:
-        return {"bootstrap.servers": self.kafka.bootstrap_servers}
+    def config(self) -> ClientConfig:
+        return ClientConfig({"bootstrap.servers": self.kafka.bootstrap_servers})
 
     def history(self) -> History:
         return read_history(self.config, self.name)
@@ -90,7 +90,7 @@ class Fed:
         assert history.unfinalized is None
         assert not self.open_transactions()
         topic = find_topic(self.config, self.name)
-        with closing(block_storage(ClientConfig(self.config), topic, history.storage)) as storage:
+        with closing(block_storage(self.config, topic, history.storage)) as storage:
             needed = {ref.key for manifest in history.retained for ref in references(manifest, storage)}
             found = {ref.key for ref in storage.since([0] * topic.partitions).blocks}
         assert found == needed, f"orphans: {found - needed}, missing: {needed - found}"
@@ -121,7 +121,7 @@ def table_of(kafka: KafkaCluster, loaded: Loaded, manifest: Manifest, operator: 
     """The state that *manifest* has of an operator, by encoded key."""
     config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     graph = loaded.pipeline.build()
-    topic = find_topic(config.confluent(), manifest.pipeline)
+    topic = find_topic(config, manifest.pipeline)
     with closing(block_storage(config, topic, manifest.storage)) as blocks:
         return Assembler(plan(graph, 1), 0, manifest, blocks, HashMapBackend()).table(graph.node(operator))
 

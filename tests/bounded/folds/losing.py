@@ -27,11 +27,11 @@ QUICK_ABORTS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "
 
 def lose_one(kafka: KafkaCluster, name: str, writer: tuple[str, int]) -> Committable:
     """Commit all committables of the undelivered checkpoint but that of *writer*, which the broker has aborted then."""
-    servers = {"bootstrap.servers": kafka.bootstrap_servers}
+    servers = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
     manifest = read_history(servers, name).unfinalized
     assert manifest is not None
     (lost,) = [each for each in manifest.committables if each.writer == writer]
-    with closing(Transactions(ClientConfig(servers))) as transactions:
+    with closing(Transactions(servers)) as transactions:
         for each in manifest.committables:
             if each is not lost:
                 transactions.end_until_answered(each.transactional_id, each.producer_id, each.epoch, commit=True)
@@ -70,6 +70,7 @@ class Lossy:
 
     def __init__(self, kafka: KafkaCluster, name: str, fired: Path) -> None:
         self.kafka, self.name, self.fired = kafka, name, fired
+        self.client = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
         self.fed: list[tuple[str, str]] = []
         self.runs: list[Run] = []
         self.seen_before: Any = {}
@@ -96,7 +97,7 @@ class Lossy:
         assert first.wait() == 0, first.said
         self.feed(1500)
         assert self.incarnation("coordinator-decided").wait() == -9
-        manifest = read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name).unfinalized
+        manifest = read_history(self.client, self.name).unfinalized
         assert manifest is not None
         assert len(manifest.committables) == 4, "two sinks at parallelism 2"
         assert manifest.previous > 0, "the interval begins with state"
@@ -113,4 +114,4 @@ class Lossy:
         seen = Together(self.kafka, self.seen_before)
         assert_totals(seen, f"{self.name}-out", self.fed)
         assert_copies(seen, f"{self.name}-copies", self.fed)
-        assert read_history({"bootstrap.servers": self.kafka.bootstrap_servers}, self.name).unfinalized is None
+        assert read_history(self.client, self.name).unfinalized is None

@@ -23,10 +23,8 @@ from exactlyonce.checkpoint.transactions.broker_answers import Outcome
 from exactlyonce.connectors.kafka import client as store_client
 from exactlyonce.connectors.kafka.checkpoint_topic import blocks as store_blocks
 from exactlyonce.connectors.kafka.checkpoint_topic.blocks import BlockReader, BlockWriter, OnDelivery, scan_blocks
-from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import as_topic
 from exactlyonce.connectors.kafka.checkpoint_topic.scan import IDLE_TIMEOUT_S, read_range
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import prepare_topic
-from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, prepare_topic
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import BrokerUnavailable, InvariantViolation
@@ -255,7 +253,7 @@ class TestCleaning:
         refs = written(writer, [b"new"] * 8, checkpoint=2)
         store.write("somebody else's", b"x", partition=2)
         assert log.appended(blocks_dropped=refs[:3]) is Outcome.DONE
-        scanned = scan_blocks(store.config, store.topic, ends)
+        scanned = scan_blocks(store.client, store.topic, ends)
         assert scanned.end_offsets == log.end_offsets
         assert sorted(scanned.blocks, key=lambda ref: ref.key) == sorted(refs[3:], key=lambda ref: ref.key)
         assert scanned.written_at_ms.keys() == {ref.key for ref in refs[3:]}
@@ -271,9 +269,9 @@ class TestCleaning:
             for ref in refs:
                 dropping.produce(store.topic.name, None, ref.key, ref.partition)
             assert dropping.flush(LIMIT_S) == 0
-            assert set(scan_blocks(store.config, store.topic, [0] * 5).blocks) == set(refs)
+            assert set(scan_blocks(store.client, store.topic, [0] * 5).blocks) == set(refs)
             end(LIMIT_S)
-        until(lambda: not scan_blocks(store.config, store.topic, [0] * 5).blocks)  # markers take a moment
+        until(lambda: not scan_blocks(store.client, store.topic, [0] * 5).blocks)  # markers take a moment
 
     def test_dead_blocks(self, store: Any) -> None:
         """A tombstoned block is dead, so is one before the first offset, and so are all if the topic is another."""
@@ -284,9 +282,9 @@ class TestCleaning:
         assert log.do(log.dead(refs)) == [refs[0]]
         store.remove_before(2, 1)
         assert log.do(log.dead(refs)) == [refs[0], refs[1]]
-        Topics(ClientConfig(store.config)).delete(as_topic(store.topic))
+        Topics(store.client).delete(as_topic(store.topic))
         assert log.do(log.dead(refs)) == refs
-        prepare_topic(store.config, store.pipeline)
+        prepare_topic(store.client, store.pipeline)
         assert log.do(log.dead(refs)) == refs
 
 

@@ -13,8 +13,8 @@ from exactlyonce.checkpoint.requests import DescribeProducers, EndTransaction, P
 from exactlyonce.checkpoint.transactions import transactional_writer
 from exactlyonce.checkpoint.transactions.broker_answers import EndAnswer, Outcome
 from exactlyonce.checkpoint.transactions.transactional_writer import TransactionalWriter
-from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests, as_topic
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic, prepare_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.log_requests import LogRequests
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic, find_topic, prepare_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.kafka_protocol import Places, Wire
 from exactlyonce.connectors.kafka.topics import Topics
@@ -77,7 +77,7 @@ class Place:
     def __init__(self, kafka: KafkaCluster, name: str) -> None:
         self.kafka, self.id = kafka, f"eo:{name}:coordinator"
         self.config = ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
-        self.topic: TopicInfo = prepare_topic(self.config.confluent(), name)
+        self.topic: TopicInfo = prepare_topic(self.config, name)
         self.transactions = Transactions(self.config)
 
     def writer(self) -> RealWriter:
@@ -227,8 +227,8 @@ def test_a_topic_made_anew(place: Place) -> None:
     writer = place.writer()
     assert writer.write([record("first")], LIMIT_S) is Outcome.DONE
     pipeline = place.topic.name.removesuffix(".checkpoints")
-    Topics(place.config).delete(as_topic(find_topic(place.config.confluent(), pipeline)))
-    prepare_topic(place.config.confluent(), pipeline)
+    Topics(place.config).delete(as_topic(find_topic(place.config, pipeline)))
+    prepare_topic(place.config, pipeline)
     with pytest.raises(Halt, match="was deleted and created again"):
         writer.write([record("second")], LIMIT_S)
     assert place.readable() == []

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]  # its stubs hide some
 
 from exactlyonce.connectors.kafka.checkpoint_topic import topic
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import NEEDS, find_topic, min_insync_needed, prepare_topic
+from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.pipeline.errors import BrokerUnavailable, TopicError
 
 GOOD = {need.setting.replace(".", "_"): need.value for need in NEEDS}
 
 
-def config(kafka: Any) -> dict[str, Any]:
-    return {"bootstrap.servers": kafka.bootstrap_servers}
+def config(kafka: Any) -> ClientConfig:
+    return ClientConfig({"bootstrap.servers": kafka.bootstrap_servers})
 
 
 @pytest.mark.broker
@@ -25,10 +27,9 @@ class TestTopic:
     def test_a_missing_topic_is_created_as_it_must_be(self, kafka: Any, topic_name: str) -> None:
         created = prepare_topic(config(kafka), topic_name, partitions=3)
         assert (created.name, created.partitions) == (f"{topic_name}.checkpoints", 3)
-        resource = ConfigResource(ResourceType.TOPIC, created.name)
-        admin = AdminClient(config(kafka))
-        found = admin.describe_configs([resource])[resource].result()
-        assert {need.setting: found[need.setting].value for need in NEEDS} == {n.setting: n.value for n in NEEDS}
+        with closing(Topics(config(kafka))) as topics:
+            found = topics.settings(created.name)
+        assert {need.setting: found[need.setting] for need in NEEDS} == {n.setting: n.value for n in NEEDS}
         assert prepare_topic(config(kafka), topic_name, partitions=7) == created
         assert find_topic(config(kafka), topic_name) == created
 
@@ -41,14 +42,14 @@ class TestTopic:
         self, kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A setting may be wrong right after an AlterConfigs, also another instance's; one that stays so is refused."""
-        real, stale = topic._settings, iter(range(2))
+        real, stale = Topics.settings, iter(range(2))
 
-        def lagging(*known: Any) -> dict[str, str]:
-            found = real(*known)
+        def lagging(topics: Topics, name: str) -> dict[str, str | None]:
+            found = real(topics, name)
             return found | {"min.insync.replicas": "2"} if next(stale, None) is not None else found
 
         created = prepare_topic(config(kafka), topic_name)
-        monkeypatch.setattr(topic, "_settings", lagging)
+        monkeypatch.setattr(Topics, "settings", lagging)
         assert prepare_topic(config(kafka), topic_name) == created
         assert next(stale, None) is None
         stale = iter(range(1_000_000))
@@ -89,14 +90,14 @@ class TestTopic:
 
 class TestNoBroker:
     def test_nobody_listens(self) -> None:
-        with pytest.raises(BrokerUnavailable, match=r"No broker answers at 127\.0\.0\.1:1: .*Connection refused"):
-            prepare_topic({"bootstrap.servers": "127.0.0.1:1"}, "p")
+        with pytest.raises(BrokerUnavailable, match=r"no broker answers at 127\.0\.0\.1:1 .*Connection refused"):
+            prepare_topic(ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), "p")
 
     @pytest.mark.exhaustive
     def test_somebody_else_listens(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
-            address = {"bootstrap.servers": f"127.0.0.1:{server.getsockname()[1]}"}
-            with pytest.raises(BrokerUnavailable, match="No broker answers at"):
+            address = ClientConfig({"bootstrap.servers": f"127.0.0.1:{server.getsockname()[1]}"})
+            with pytest.raises(BrokerUnavailable, match="no broker answers at"):
                 prepare_topic(address, "p")
 
 
