@@ -11,7 +11,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer
 
-from exactlyonce.connectors.confluent import make_consumer, make_producer
+from exactlyonce.connectors.confluent import make_producer
+from exactlyonce.connectors.kafka.reader import exact_consumer
 
 REQUEST_TIMEOUT_S = 8.0
 MESSAGE_SIZE_MAX = 2 * 1024 * 1024
@@ -43,13 +44,13 @@ _CONNECTION = (
 
 
 def settings(config: Mapping[str, Any], **own: object) -> dict[str, Any]:
-    """The connection part of *config* and our *own* settings, whose underscores stand for dots."""
+    """The connection settings of *config* and our *own* settings, with underscores for dots."""
     chosen = {name: value for name, value in config.items() if name.startswith(_CONNECTION)}
     return chosen | {name.replace("_", "."): value for name, value in own.items()}
 
 
 def producer(config: Mapping[str, Any], **own: object) -> Producer:
-    """A producer that acknowledges a record only when it is as durable as the topic's settings make it."""
+    """An idempotent producer with acks=all."""
     return make_producer(
         settings(
             {"reconnect.backoff.ms": 20, **config},  # half of it passes before the first connection
@@ -66,8 +67,8 @@ def producer(config: Mapping[str, Any], **own: object) -> Producer:
 def connect(producer: Producer, topic: str | None, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
     """Return once *producer*, a sink's too, is connected to the broker itself; raises `KafkaException`.
 
-    The library asks for its producer's id 0.5 s later if it is not connected when it wants it, else it has it in 3 ms.
-    The first look at *topic* (None: at all topics) may still be answered over the connection to a bootstrap address.
+    Without a connection the library waits 0.5 s before it asks for a producer id. The first look at *topic* (None: at
+    all topics) may be answered over the connection to a bootstrap address, so there is a second one.
     """
     for _ in range(2):
         producer.list_topics(topic, timeout=timeout_s)
@@ -78,19 +79,14 @@ def consumer(
 ) -> Consumer:
     """A consumer for assigned partitions and explicit offsets; a removed offset is an error, never a reset.
 
-    It joins no group: the library asks for the coordinator of one, so it is the one that the pipeline may read anyway.
-    *partition_bytes*: what is wanted of a partition, if that is known: not much more is fetched ahead.
+    It joins no group; `group.id` is the pipeline's, since the library asks for its coordinator. *partition_bytes*
+    bounds the bytes fetched ahead of a partition.
     """
-    return make_consumer(
+    return exact_consumer(
         settings(
             config,
             group_id=topic.removesuffix(".checkpoints"),
             isolation_level=isolation,
-            enable_auto_commit=False,
-            enable_auto_offset_store=False,
-            enable_partition_eof=True,
-            auto_offset_reset="error",
-            check_crcs=True,
             fetch_wait_max_ms=10,
             fetch_message_max_bytes=min(partition_bytes, FETCH_SIZE_MAX),
             queued_max_messages_kbytes=32 * 1024,

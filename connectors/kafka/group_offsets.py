@@ -36,13 +36,12 @@ class GroupOffsets:
     def publish(self, offsets: Iterable[SourceOffset]) -> None:
         """Set them, without waiting. Through the consumer: librdkafka's admin call for it aborts the process when an
         answer comes after its timeout, as after a minute without a broker."""
-        places = [TopicPartition(each.topic, each.partition, each.offset) for each in offsets]
+        places = [TopicPartition(position.topic, position.partition, position.offset) for position in offsets]
         if places:
             self._consumer.commit(offsets=places, asynchronous=True)
         self._consumer.poll(0)
 
     def close(self) -> None:
-        """Let go of the connection."""
         self._consumer.close()
 
 
@@ -103,7 +102,7 @@ def _request(group: str, partitions: Mapping[str, Sequence[int]]) -> OffsetDelet
     of_topic = OffsetDeleteRequest.OffsetDeleteRequestTopic
     of_partition = of_topic.OffsetDeleteRequestPartition
     topics = [
-        of_topic(name=name, partitions=[of_partition(partition_index=each) for each in some])
-        for name, some in partitions.items()
+        of_topic(name=name, partitions=[of_partition(partition_index=partition) for partition in indexes])
+        for name, indexes in partitions.items()
     ]
     return OffsetDeleteRequest(group_id=group, topics=topics)

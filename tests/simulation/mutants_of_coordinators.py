@@ -431,7 +431,7 @@ REMOVED = r"stands on block .*, which is removed"
 def _not_durable(real: Any, self: Any, put: Any) -> Any:
     with suppress(StorageUnavailable):
         self._folder.put(str(name_of(put.ref)), put.value, "")
-    put.told = True
+    put.durable = True
     yield from ()
 
 

@@ -78,7 +78,7 @@ WRONG = [
     ({"failOnDataLoss": "no"}, "failOnDataLoss is 'no': write true or false"),
     ({"minPartitions": "0"}, "minPartitions is 0: it must be at least 1"),
     ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is not for spark.read: it is for streams"),
-    ({"kafka.auto.offset.reset": "earliest"}, "auto.offset.reset: set by exactlyonce itself"),
+    ({"kafka.auto.offset.reset": "earliest"}, "auto.offset.reset: exactlyonce sets this itself"),
 ]
 
 

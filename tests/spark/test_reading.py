@@ -109,10 +109,10 @@ SECRETS = {"kafka.ssl.ca.pem": CANARY, "kafka.ssl.key.password": CANARY, "kafka.
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"subscribe": "no-such-topic"}, "no-such-topic failed: there is no such topic"),
+        ({"subscribe": "no-such-topic"}, "no-such-topic failed: the cluster has no such topic"),
         ({"kafka.no.such.setting": "1"}, 'The Kafka client refuses the settings: .*"no.such.setting"'),
-        ({"kafka.sasl.jaas.config": CANARY}, "nobody would be authenticated"),
-        ({"kafka.ssl.key.password": CANARY, "subscribe": "no-such-topic"}, "there is no such topic"),
+        ({"kafka.sasl.jaas.config": CANARY}, "there would be no login"),
+        ({"kafka.ssl.key.password": CANARY, "subscribe": "no-such-topic"}, "the cluster has no such topic"),
         (SECRETS, "ssl.ca.pem"),
     ],
 )

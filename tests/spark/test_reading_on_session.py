@@ -56,7 +56,7 @@ def test_faults(spark: Any, kafka: Any) -> None:
             {"startingOffset": "latest"},
             "There is no option 'startingoffset'. Options are: subscribe, startingOffsets, ",
         ),
-        ({"kafka.ssl.key.password": CANARY}, "there is no such topic"),
+        ({"kafka.ssl.key.password": CANARY}, "the cluster has no such topic"),
     ):
         with pytest.raises(PySparkException, match=message) as caught:
             load(spark, kafka, "no-such-topic", **options).count()

@@ -37,7 +37,6 @@ class LogReader:
         return read_log(self._config, self.topic.name, end)
 
     def close(self) -> None:
-        """Close the connections; the next question opens new ones."""
         self._topics.close()
 
 
@@ -55,7 +54,7 @@ def read_log(config: ClientConfig, topic: str, end: int, start: int | None = Non
     with explained(settings, f"reading {topic}"):
         messages = read_range(
             settings, topic, DECISIONS, start, end, "read_committed",
-            lambda first, behind: items.append(Unreadable(first, behind)),
+            lambda first, after: items.append(Unreadable(first, after)),
         )  # fmt: skip
         for message in messages:
             digest = dict(message.headers() or []).get(DIGEST_HEADER)
@@ -89,7 +88,6 @@ class LogFollower:
             return History(self._pipeline)
 
     def close(self) -> None:
-        """Close the connections."""
         self._topics.close()
 
     def _read(self, topic: TopicInfo) -> History:

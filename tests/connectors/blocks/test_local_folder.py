@@ -119,7 +119,7 @@ def test_no_thread_outlives_what_it_writes(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_missing(tmp_path: Path) -> None:
     """It is not made: a slip in a path, or a disk that is not mounted, would be taken for a storage."""
-    with pytest.raises(ConfigError, match=r"file://.*/missing is not there: make the folder, or mount it"):
+    with pytest.raises(ConfigError, match=r"file://.*/missing does not exist: create the folder, or mount it"):
         LocalFolder(tmp_path / "missing", INNER).check()
     assert list(tmp_path.iterdir()) == []
 

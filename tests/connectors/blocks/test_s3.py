@@ -79,8 +79,18 @@ def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("bucket", "name", "value", "said"),
     [
-        (BUCKET, "AWS_ENDPOINT_URL", "localhost:9000", r"its endpoint is no URL \(Invalid endpoint: localhost:9000\)"),
-        (BUCKET, "AWS_ENDPOINT_URL", "http://localhost:port", "is no URL .*`http://localhost:port`.*as http://host:port"),
+        (
+            BUCKET,
+            "AWS_ENDPOINT_URL",
+            "localhost:9000",
+            r"its endpoint is not a URL \(Invalid endpoint: localhost:9000\)",
+        ),
+        (
+            BUCKET,
+            "AWS_ENDPOINT_URL",
+            "http://localhost:port",
+            "is no URL .*`http://localhost:port`.*as http://host:port",
+        ),
         (BUCKET, "AWS_ENDPOINT_URL", "http://u:canary@localhost:port", "is no URL; write AWS_ENDPOINT_URL"),
         (BUCKET, "AWS_PROFILE", "nobody", r"profile \(nobody\) could not be found; correct AWS_PROFILE"),
         (BUCKET, "AWS_CONFIG_FILE", __file__, "Unable to parse config file: .*; correct that file, or AWS_CONFIG_FILE"),
@@ -91,7 +101,7 @@ def test_settings_that_are_wrong(
     bucket: str, name: str, value: str, said: str, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=rf"^The storage s3://{bucket}/prod/x cannot be asked: .*{said}") as caught:
+    with pytest.raises(ConfigError, match=rf"^The storage s3://{bucket}/prod/x cannot be used: .*{said}") as caught:
         S3Folder(bucket, "prod/x").check()
     assert "canary" not in str(caught.value)
 

@@ -77,7 +77,7 @@ def test_a_reader_stops_at_what_is_not_known_to_pass() -> None:
     for code, text in (
         (KafkaError._UNDERFLOW, "damaged at offset 7"),
         (KafkaError._AUTHENTICATION, "Grant Read on the topic and on group totals"),
-        (KafkaError.INVALID_REQUEST, "not known to pass by itself"),
+        (KafkaError.INVALID_REQUEST, "not known to be transient"),
     ):
         with pytest.raises(ExactlyOnceError, match=text):
             raise_unless_passing(KafkaError(code), "orders[0]", 7, "because", "totals")

@@ -80,7 +80,7 @@ class TestFate:
             clock=lambda: clock.monotonic_ms() / 1000,
             sleep=lambda pause_s: clock.advance(round(pause_s * 1000) + 1),
         )
-        with pytest.raises(BrokerUnavailable, match=rf"{topic}-0 readers are held at offset 0, before .* \(50\)"):
+        with pytest.raises(BrokerUnavailable, match=rf"readers of {topic}-0 at offset 0, before .* \(50\)"):
             hasty.fate(committable)
         hasty.close()
         end(cluster, cluster.committable(f"{topic}-other"), commit=False)
