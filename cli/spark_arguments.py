@@ -1,6 +1,6 @@
-"""The options of the commands that work with Spark, and a `Submit` made of them.
+"""The options of the commands that use Spark, and the executors that they configure.
 
-Invariant: PySpark is imported only when such a command runs, and Java is asked for only then.
+Invariant: PySpark is imported, and Java looked for, only when such a command runs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 _CHECKPOINTING = ("num_retained", "incremental", "store_timeout_ms", "transaction_timeout_ms", "storage")
 SPARK_TEXT = """\
 Spark runs embedded on this machine unless --master, spark-submit or the program's own
-session say otherwise; on a cluster --staging names a folder that all executors see, and
-they need this package: docs/spark.md.
+session says otherwise. On a cluster, --staging names a folder that all executors see, and
+the executors need this package: docs/spark.md.
 """
 
 
 def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> None:
-    """The options that say where Spark runs and how; *parallelism*: the command may choose it."""
+    """The options of Spark; *parallelism*: the command may choose it."""
     group = parser.add_argument_group("spark")
     group.add_argument(
         "--master",
@@ -43,18 +43,18 @@ def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> N
         type=pair,
         action="append",
         default=[],
-        help="a setting of Spark, any number of them",
+        help="a setting of Spark; may be repeated",
     )
     group.add_argument(
         "--staging",
         metavar="DIR",
-        help="where stages leave files for each other (default, for a local master: a temporary folder)",
+        help="a folder for the files between stages (default for a local master: a temporary one)",
     )
     group.add_argument(
         "--spark-log",
         metavar="FILE",
         type=Path,
-        help="a file for what Spark and its JVM write to stderr (default: it is dropped)",
+        help="a file for the stderr of Spark and its JVM (default: dropped)",
     )
     if parallelism:
         stages = replace(
@@ -64,7 +64,7 @@ def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> N
 
 
 def add_replaying(parser: argparse.ArgumentParser) -> None:
-    """The options of a command that computes intervals again, whose parallelism is that of the checkpoints."""
+    """The options of a command that computes intervals again, at the parallelism of their checkpoints."""
     add_spark(parser, parallelism=False)
     parser.add_argument("--in-process", action="store_true", help="in this process, without Spark")
     add_cluster(parser)
@@ -74,7 +74,7 @@ def add_replaying(parser: argparse.ArgumentParser) -> None:
 def add_leading(parser: argparse.ArgumentParser) -> None:
     """The options of a command that writes checkpoints, and those of the cluster."""
     group = parser.add_argument_group("checkpoints")
-    group.add_argument("--take-over", action="store_true", help="also from an instance that seems to be running")
+    group.add_argument("--take-over", action="store_true", help="even if an instance seems to be running")
     run, checkpoint = declared(RunOptions), declared(CheckpointSettings)
     add_settings(group, *(checkpoint[name] for name in _CHECKPOINTING))
     add_settings(group, *(run[name] for name in ("checkpoint_partitions", "accept_loss", "skip", "repair")))
@@ -82,16 +82,15 @@ def add_leading(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """The option of a command that sums up what it did."""
     parser.add_argument(
         "--json",
         action="store_true",
-        help="what was done, as one line of JSON on stdout; stderr has lines of JSON, too",
+        help="the result as one line of JSON on stdout; stderr has lines of JSON, too",
     )
 
 
 def leading_options(args: argparse.Namespace) -> RunOptions:
-    """The options of a command that writes checkpoints; from here on *args* knows what to redact."""
+    """The checked options of a command that writes checkpoints; their secrets are redacted from now on."""
     from exactlyonce.engines.configuration import options_from
 
     options = options_from(given(args, RunOptions, Restoration, CheckpointSettings))
@@ -102,7 +101,7 @@ def leading_options(args: argparse.Namespace) -> RunOptions:
 
 @contextmanager
 def replaying(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
-    """Where units of a command with the options of `add_replaying` run."""
+    """The executors of a command with the options of `add_replaying`."""
     if args.in_process:
         from exactlyonce.engines.bounded.submit import Executors, in_process
         from exactlyonce.engines.bounded.workplace import THIS_MACHINE
@@ -115,7 +114,7 @@ def replaying(args: argparse.Namespace, name: str, started: Callable[[str, int],
 
 @contextmanager
 def executors(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
-    """A Spark session as the options say; *started* is told of each stage and how many units it has."""
+    """The executors of a Spark session; *started* is called with each stage and its number of units."""
     from exactlyonce.engines.spark.session import is_local, session
     from exactlyonce.engines.spark.submit import executors_of, require_staging
 

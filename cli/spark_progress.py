@@ -1,4 +1,4 @@
-"""The progress of a long command: in a terminal a line that is written over and over, else a line a chunk."""
+"""The progress of a long command: in a terminal one line, written again and again; else a line for each checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LineOfProgress:
-    """A `CatchUpProgress` for people or, with *json* or without a terminal, for machines that read stderr."""
+    """A `CatchUpProgress` for people; with *json* or without a terminal, for machines that read stderr."""
 
     def __init__(self, pipeline: str, *, json: bool) -> None:
         self._pipeline = pipeline
@@ -27,7 +27,6 @@ class LineOfProgress:
         self._stage = ""
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
         if self._in_terminal:
             self._erase()
             print(text, file=sys.stderr)
@@ -35,24 +34,20 @@ class LineOfProgress:
             show_event(events.note(self._pipeline, text))
 
     def note_from_handler(self, text: str) -> None:
-        """The same, from a signal handler."""
         show_from_handler(self._pipeline, text, in_terminal=self._in_terminal)
 
     def began(self, manifest: Manifest, offsets: int) -> None:
-        """It goes on from *manifest*."""
         self._total, self._done, self._records = offsets, 0, 0
-        self._began_s = time.monotonic()  # not before: a Spark takes its time to start, and what is followed rests
+        self._began_s = time.monotonic()  # not before: Spark starts slowly, and --follow pauses
         if not self._in_terminal:
             self._event("started", checkpoint=manifest.checkpoint, offsets=offsets)
         self._show()
 
     def stage(self, name: str, units: int) -> None:
-        """A job begins."""
         self._stage = f"{name}, {units} {'unit' if units == 1 else 'units'}"
         self._show()
 
     def advanced(self, advanced: Advanced, offsets: int) -> None:
-        """A checkpoint more."""
         self._done += offsets
         self._records += advanced.records
         if not self._in_terminal:
@@ -60,19 +55,18 @@ class LineOfProgress:
                 "checkpoint",
                 checkpoint=advanced.manifest.checkpoint,
                 records_in=advanced.records,
-                skipped=sum(each.count for each in advanced.skipped),
+                skipped=sum(partition.count for partition in advanced.skipped),
                 records_committed=advanced.records_out,
                 work_ms=advanced.elapsed_ms,
             )
         self._show()
 
     def passed(self, offsets: int) -> None:
-        """So many offsets more are done, and nothing else is to be said."""
+        """Count *offsets* as done."""
         self._done += offsets
         self._show()
 
     def close(self) -> None:
-        """The line goes."""
         self._erase()
 
     def _event(self, kind: str, /, **fields: Any) -> None:

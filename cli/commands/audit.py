@@ -1,4 +1,4 @@
-"""`exactlyonce audit`: what readers see against what the input gives. It takes no lease: a running pipeline runs on."""
+"""`exactlyonce audit`: compares the output with the input. It fences nobody: a running pipeline goes on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from exactlyonce.engines.bounded.audit.compare import PlainRecord
 
 _EXAMPLES = f"""\
-Compute again what a pipeline put out between its retained checkpoints, along their
-order logs, and compare it with what read_committed readers see: records that are
-missing, doubled, changed, reordered, or of no checkpoint, each with its place and with
-the input record that it stems from. What cannot be judged any more is said. It fences
-nobody, opens no transaction and writes nothing. Exit code 1 if anything was found, 2 if
-nothing could be judged.
+Compute the output between the retained checkpoints again, along their order logs, and
+compare it with the records that read_committed readers see. Show missing, doubled,
+changed and reordered records, and records of no checkpoint, each with its place and its
+input record. Output that can no longer be judged is named. The audit fences nobody,
+opens no transaction and writes nothing. Exit code 1 for any finding, 2 if nothing could
+be judged.
 
 examples:
   exactlyonce audit orders:pipeline
@@ -34,19 +34,18 @@ SHOWN_BYTES_MAX = 200
 
 
 def add(commands: Commands) -> None:
-    """The parser."""
     parser = add_command(commands, "audit", "MODULE:PIPELINE [options]", "compare output with input", _EXAMPLES, audit)
     add_pipeline(parser)
     parser.add_argument("--from", dest="first", metavar="N", type=int, help="the first checkpoint (default: oldest)")
     parser.add_argument("--to", dest="last", metavar="N", type=int, help="the last one (default: newest)")
     parser.add_argument(
-        "--ignore-foreign", action="store_true", help="others write to the output topics too: skip their records"
+        "--ignore-foreign", action="store_true", help="skip records of other writers in the output topics"
     )
     add_replaying(parser)
 
 
 def audit(args: argparse.Namespace) -> int:
-    """Run it; the exit code says how it came out."""
+    """Run the audit, print its report, and return its exit code."""
     from exactlyonce.cli.spark_progress import LineOfProgress
     from exactlyonce.engines.bounded.audit.audit import Audit
 
@@ -67,40 +66,39 @@ def audit(args: argparse.Namespace) -> int:
 
 
 def exit_code(report: AuditReport) -> int:
-    """The verdict, for a shell."""
     if report.findings:
         return FOUND
     return 0 if _judged(report) else NOTHING_JUDGED
 
 
 def _judged(report: AuditReport) -> bool:
-    """Whether anything was compared: what a store has is not read."""
+    """Whether anything was compared: rows of stores are not read."""
     return bool(report.checkpoints) and (report.records_out > 0 or not report.unjudged)
 
 
 def as_json(report: AuditReport) -> dict[str, Any]:
-    """The verdict, for machines. Keys and values as text, where they are none with replacement characters."""
+    """The report, for machines. Keys and values are text, with replacement characters for other bytes."""
     return {
         "pipeline": report.pipeline,
         "checkpoints": report.checkpoints,
         "records_in": report.records_in,
         "skipped": report.skipped,
         "records_out": report.records_out,
-        "findings": [_finding(each) for each in report.findings],
+        "findings": [_finding(finding) for finding in report.findings],
         "unjudged": report.unjudged,
     }
 
 
-def _finding(found: AuditFinding) -> dict[str, Any]:
-    finding = found.finding
+def _finding(placed: AuditFinding) -> dict[str, Any]:
+    finding = placed.finding
     origin = dict(zip(("topic", "partition", "offset"), finding.origin, strict=True)) if finding.origin else None
     return {
         "kind": finding.kind,
-        "sink": found.sink,
-        "topic": found.topic,
+        "sink": placed.sink,
+        "topic": placed.topic,
         "partition": finding.partition,
         "offset": finding.offset,
-        "checkpoint": found.checkpoint,
+        "checkpoint": placed.checkpoint,
         "input": origin,
         "expected": _record(finding.expected),
         "seen": _record(finding.seen),
@@ -120,23 +118,21 @@ def _text(data: bytes | None) -> str | None:
 
 
 def as_text(report: AuditReport) -> Iterator[str]:
-    """The verdict, for people."""
-    for found in report.findings:
-        yield from _lines(found)
-    for each in report.unjudged:
-        yield f"not judged: {each}"
+    """The report, for people."""
+    for placed in report.findings:
+        yield from _lines(placed)
+    for reason in report.unjudged:
+        yield f"not judged: {reason}"
     if not report.checkpoints:
         yield f"{report.pipeline}: no checkpoint could be judged."
         return
     if not report.findings and not _judged(report):
-        nothing = "they read no records, nothing was compared"
-        why = "none of their output could be judged" if report.records_in else nothing
-        yield f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}: {why}."
+        why = "none of their output could be judged" if report.records_in else "they read no records"
+        yield f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}: {why}; nothing was compared."
         return
-    whole = "exactly once: nothing is wrong"
-    verdict = f"{len(report.findings)} findings" if report.findings else whole
+    verdict = f"{len(report.findings)} findings" if report.findings else "exactly once: nothing is wrong"
     if report.unjudged and not report.findings:
-        verdict = f"of what was judged, {whole}"
+        verdict = f"{verdict} in the judged output"
     skipped = f", {report.skipped:,} of them skipped" if report.skipped else ""
     yield (
         f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}, {report.records_in:,} records in{skipped}, "
@@ -150,17 +146,17 @@ def _numbers(checkpoints: list[int]) -> str:
     return f"{checkpoints[0]} to {checkpoints[-1]}"
 
 
-def _lines(found: AuditFinding) -> Iterator[str]:
-    finding = found.finding
+def _lines(placed: AuditFinding) -> Iterator[str]:
+    finding = placed.finding
     partition = "?" if finding.partition is None else finding.partition
-    place = f"{found.topic}[{partition}]"
+    place = f"{placed.topic}[{partition}]"
     if finding.seen is None:
         place += f" after offset {finding.offset}" if finding.offset is not None else " at the beginning"
     else:
         place += f" offset {finding.offset}"
     stems = "{}[{}] offset {}".format(*finding.origin) if finding.origin else "no record of the input"
-    checkpoint = f"checkpoint {found.checkpoint}, " if found.checkpoint is not None else ""
-    yield f"{finding.kind}: {place} (sink {found.sink}, {checkpoint}from {stems})"
+    checkpoint = f"checkpoint {placed.checkpoint}, " if placed.checkpoint is not None else ""
+    yield f"{finding.kind}: {place} (sink {placed.sink}, {checkpoint}from {stems})"
     if finding.expected is not None:
         yield f"    expected {_shown(finding.expected)}"
     if finding.seen is not None and finding.seen != finding.expected:

@@ -1,6 +1,6 @@
-"""`exactlyonce backfill` and `exactlyonce catch-up`: from where a pipeline stands to stop offsets, on Spark.
+"""`exactlyonce backfill` and `exactlyonce catch-up`: bounded work on Spark, up to stop offsets.
 
-They differ in where they may begin: a catch-up goes on from a checkpoint, a backfill begins with nothing as well.
+A catch-up goes on from a checkpoint; a backfill may also begin without one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 _BACKFILL = f"""\
 Compute a pipeline over the history of its topics on Spark, then end with a checkpoint
 from which `exactlyonce run` goes on, at exactly the record after. A large history is
-done in chunks, each a checkpoint of its own: broken off, it goes on at the last one.
+done in chunks, each a checkpoint of its own: after an interruption, the next run goes on
+at the last one.
 
 examples:
   exactlyonce backfill orders:pipeline
@@ -52,16 +53,15 @@ examples:
   exactlyonce catch-up orders:pipeline --follow --parallelism 8
 
 {SPARK_TEXT}"""
-STOPPING = "stopping after this checkpoint; once more to break it off, which loses nothing"
+STOPPING = "stopping after this checkpoint; ask again to stop at once, which loses nothing"
 
 
 def add(commands: Commands) -> None:
-    """The parsers of both."""
     usage = "MODULE:PIPELINE [options]"
     _arguments(add_command(commands, "backfill", usage, "compute history on Spark", _BACKFILL, backfill))
     catching = add_command(commands, "catch-up", usage, "go on from a checkpoint on Spark", _CATCH_UP, catch_up)
     _arguments(catching)
-    catching.add_argument("--follow", action="store_true", help="go on with what comes, until it is stopped")
+    catching.add_argument("--follow", action="store_true", help="go on with new records, until it is stopped")
 
 
 def _arguments(parser: Parser) -> None:
@@ -77,7 +77,7 @@ def _arguments(parser: Parser) -> None:
         metavar="N",
         type=int,
         default=CHUNK_RECORDS,
-        help=f"what one checkpoint reads at most (default: {CHUNK_RECORDS})",
+        help=f"the most records that one checkpoint reads (default: {CHUNK_RECORDS})",
     )
     add_spark(parser)
     dropped = declared(RunOptions)["allow_dropped_fields"]
@@ -87,12 +87,12 @@ def _arguments(parser: Parser) -> None:
 
 
 def backfill(args: argparse.Namespace) -> int:
-    """From nothing, or from where an earlier one broke off."""
+    """Begin without a checkpoint, or continue an interrupted backfill."""
     return _work(args, follow=False, from_nothing=True)
 
 
 def catch_up(args: argparse.Namespace) -> int:
-    """From the last checkpoint on."""
+    """Continue from the last checkpoint."""
     return _work(args, follow=args.follow, from_nothing=False)
 
 
@@ -125,7 +125,7 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
 
 
 def _handler(stopping: threading.Event, progress: LineOfProgress) -> Callable[[int, FrameType | None], None]:
-    """A handler of signals: the first asks for an end after the present checkpoint, the second breaks it off."""
+    """A signal handler: the first signal asks for an end after this checkpoint, the second ends it at once."""
 
     def asked(number: int, frame: FrameType | None) -> None:
         if stopping.is_set():
@@ -140,16 +140,16 @@ def _sum_up(args: argparse.Namespace, name: str, summary: Summary, elapsed_s: fl
     manifest = summary.manifest
     if args.json:
         offsets: dict[str, dict[str, int]] = {}
-        for each in manifest.offsets:
-            offsets.setdefault(each.source, {})[str(each.partition)] = each.offset
+        for position in manifest.offsets:
+            offsets.setdefault(position.source, {})[str(position.partition)] = position.offset
         figures = {
             "pipeline": name, "checkpoint": manifest.checkpoint, "checkpoints": summary.checkpoints,
             "records_in": summary.records, "skipped": summary.skipped_count, "records_out": summary.records_out,
             "parallelism": summary.parallelism, "work_ms": summary.work_ms, "elapsed_ms": round(elapsed_s * 1000),
             "offsets": offsets, "skipped_records": [
-                {"source": each.source, "topic": each.topic, "partition": each.partition, "count": each.count,
-                 "offsets": [offset for offset, _ in each.first]}
-                for each in summary.skipped.values()
+                {"source": skips.source, "topic": skips.topic, "partition": skips.partition, "count": skips.count,
+                 "offsets": [offset for offset, _ in skips.first]}
+                for skips in summary.skipped.values()
             ],
         }  # fmt: skip
         print(json.dumps(figures), flush=True)
@@ -164,11 +164,10 @@ def _sum_up(args: argparse.Namespace, name: str, summary: Summary, elapsed_s: fl
 
 
 def _skipped(summary: Summary) -> str:
-    """A clause on the records that were skipped, if there are any."""
     if not summary.skipped:
         return ""
     places = [
-        f"{each.topic}[{each.partition}] {each.count:,}, the first at {', '.join(str(at) for at, _ in each.first)}"
-        for each in summary.skipped.values()
+        f"{skips.topic}[{skips.partition}] {skips.count:,}, the first at {', '.join(str(at) for at, _ in skips.first)}"
+        for skips in summary.skipped.values()
     ]
     return f", {summary.skipped_count:,} skipped because they do not decode ({'; '.join(places)})"

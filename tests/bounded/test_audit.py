@@ -194,7 +194,7 @@ def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeyp
         assert re.search(said, out)
     code, out = replay()
     assert code == 0
-    assert "the counts are those that were decided" in out
+    assert "the counts are the decided ones" in out
 
 
 @pytest.mark.exhaustive(but=["True"])

@@ -90,7 +90,7 @@ def test_a_pipeline_is_named_by_the_function_that_makes_it(
     monkeypatch.chdir(tmp_path)
     assert pipeline_name(parser().parse_args([*command, "named:make", "--param", "region=eu"])) == "orders-eu"
     assert pipeline_name(parser().parse_args([*command, "orders-eu"])) == "orders-eu"
-    with pytest.raises(ConfigError, match="--param is for a function that makes a pipeline, and orders-eu is a name"):
+    with pytest.raises(ConfigError, match="--param is for a function that returns a pipeline; orders-eu is the name"):
         pipeline_name(parser().parse_args([*command, "orders-eu", "--param", "region=eu"]))
 
 

@@ -48,14 +48,14 @@ def test_what_only_stores_have_is_not_judged() -> None:
     why = ["9 records of sink table are in a store, which is not read"]
     nothing, part = AuditReport("totals", [4], 9, 0, [], why), AuditReport("totals", [4], 9, 9, [], why)
     assert list(as_text(nothing))[-1] == "totals: checkpoints 4: none of their output could be judged."
-    assert list(as_text(part))[-1].endswith("9 out: of what was judged, exactly once: nothing is wrong.")
+    assert list(as_text(part))[-1].endswith("9 out: exactly once: nothing is wrong in the judged output.")
     assert [exit_code(nothing), exit_code(part)] == [2, 0]
 
 
 def test_checkpoints_of_a_pipeline_that_reads_nothing() -> None:
     """An idle pipeline keeps only these, and the oldest never has one before it: that is no output that was missed."""
     idle = AuditReport("totals", [5, 6], 0, 0, [], ["checkpoint 4 began at checkpoint 3, which is expired"])
-    assert list(as_text(idle))[-1] == "totals: checkpoints 5 to 6: they read no records, nothing was compared."
+    assert list(as_text(idle))[-1] == "totals: checkpoints 5 to 6: they read no records; nothing was compared."
     assert exit_code(idle) == 2
 
 

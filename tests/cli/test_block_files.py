@@ -156,7 +156,7 @@ def test_reset(orders: Orders, root: Path) -> None:
     [
         ("ftp://host/folder", "there is no storage ftp://"),
         ("mnt/checkpoints", "it is neither a URL nor"),
-        ("file:///missing/folder", "is not there: make the folder"),
+        ("file:///missing/folder", "does not exist: create the folder"),
         ("s3://canary-user:canary-secret@bucket/x", "it holds a user or a password"),
         ("s3://bucket/x?key=canary-secret", "it has a query"),
     ],

@@ -171,7 +171,7 @@ def test_a_savepoint_keeps_all(orders: Orders) -> None:
         number = orders.taken()
         cancelled = orders.command.done("cancel", orders.name)
         assert run.wait() == 0
-    assert f"with the savepoints {number}" in cancelled.said
+    assert f"with savepoints {number}" in cancelled.said
     assert number in orders.history().manifests
     orders.ran()
     assert len(orders.totals()) == 700
@@ -249,5 +249,5 @@ def test_what_the_next_run_halts_for(orders: Orders, tmp_path: Path) -> None:
     with orders.running(*DELETING) as run:
         cancelled = orders.command.done("cancel", orders.name)
         assert run.wait() == 0
-    assert "what out wrote stays, and its ledger: it halts until both are emptied" in cancelled.out
+    assert "the rows and the ledger of out stay: it halts until both are emptied" in cancelled.out
     orders.run_refused("ledger", code=6)

@@ -48,7 +48,7 @@ def test_where_no_folder_can_be(command: Command) -> None:
     for name in ("mine", "mine/totals"):
         ended = command("init", name)
         assert (ended.code, ended.out) == (2, "")
-        assert f"{name} cannot be made a folder:" in ended.err
+        assert f"{name} cannot be created:" in ended.err
 
 
 @pytest.mark.broker

@@ -47,7 +47,7 @@ def assert_whole(orders: Orders, storage: str, count: int, *savepoints: int) -> 
         assert len(list(blocks.fetch(wanted))) == len(wanted) > 0
     assert "of no checkpoint" not in orders.command.done("doctor", orders.name, "--deep").out
     for each in savepoints:
-        assert "is whole" in orders.command.done("savepoints", "verify", orders.name, str(each)).out
+        assert "is intact" in orders.command.done("savepoints", "verify", orders.name, str(each)).out
 
 
 @pytest.mark.slow

@@ -338,7 +338,7 @@ DAMAGE = {"a bit": "totals-0.avro", "cut off": "totals-0.avro", "missing": "tota
 def test_a_damaged_export(orders: Orders, tmp_path: Path, damage: str) -> None:
     orders.ran()
     url, verify = orders.exported(tmp_path / "backups"), ("savepoints", "verify", orders.name)
-    assert "is whole" in orders.command.done(*verify, url).out
+    assert "is intact" in orders.command.done(*verify, url).out
     file = Path(url.removeprefix("file://")) / DAMAGE[damage]
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1

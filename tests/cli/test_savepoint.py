@@ -91,7 +91,7 @@ def test_what_others_have_asked_for_stays(
     assert savepoint.savepoint(parser().parse_args(EXPORTED)) == 0
     shared = len(requests) > 1
     assert deleted == ([] if shared else [1])
-    told = "Somebody else has asked at the same time" in (shown := capsys.readouterr().out)
+    told = "Another request came at the same time" in (shown := capsys.readouterr().out)
     assert told == ("is kept until `exactlyonce savepoints delete totals 1`" in shown) == shared
 
 
@@ -109,7 +109,7 @@ def test_an_export_that_is_interrupted(how: str, taking: Taking, capsys: pytest.
     with pytest.raises(KeyboardInterrupt):
         savepoint.savepoint(parser().parse_args(EXPORTED))
     assert signal.getsignal(signal.SIGTERM) is before
-    assert "Savepoint 1 was taken, and could not be exported. It is kept until" in capsys.readouterr().err
+    assert "Savepoint 1 was taken, but could not be exported. It is kept until" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", [EXPORTED, [*EXPORTED, "--json"]], ids=" ".join)
@@ -137,7 +137,7 @@ def test_a_place_that_takes_no_export_is_told_before_a_run_is_asked(
     monkeypatch.setattr(savepoint, "client", lambda args: SimpleNamespace(confluent=dict))
     reached = RuntimeError("the run is looked for")
     monkeypatch.setattr(log_reader, "read_history", Mock(side_effect=reached))
-    with pytest.raises(ConfigError, match="make the folder, or mount it"):
+    with pytest.raises(ConfigError, match="create the folder, or mount it"):
         savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}/none"]))
     with pytest.raises(RuntimeError, match="looked for"):
         savepoint.savepoint(parser().parse_args([*OF_THE_TOPIC, "--to", f"file://{tmp_path}"]))

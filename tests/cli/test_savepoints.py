@@ -31,7 +31,7 @@ def test_taken_kept_verified_and_deleted(orders: Orders) -> None:
         assert orders.history().manifests[first].is_savepoint
         listed = command.done("savepoints", "list", orders.name, "--json").json
         assert [each["checkpoint"] for each in listed] == [first, later]
-        assert "is whole" in command.done("savepoints", "verify", orders.name, str(first)).out
+        assert "is intact" in command.done("savepoints", "verify", orders.name, str(first)).out
         command.done("savepoints", "delete", orders.name, str(first))
         assert first not in orders.history().manifests
         last = orders.taken("--stop")
@@ -124,7 +124,7 @@ def test_an_export_that_fails(orders: Orders, tmp_path: Path, monkeypatch: pytes
     backups = tmp_path / "backups"
     line = ("savepoint", orders.name, "--to", f"file://{backups}")
     with orders.running() as run:
-        orders.command.refused("make the folder, or mount it", *line)
+        orders.command.refused("create the folder, or mount it", *line)
         assert not any(each.is_savepoint for each in orders.history().retained)
         backups.mkdir()
         with monkeypatch.context() as patched:
@@ -189,7 +189,7 @@ def test_an_export_of_a_run_with_long_intervals(
         wait_until(orders.lives)
         ended = orders.command("savepoint", orders.name, "--to", f"file://{tmp_path}/backups")
     (folder,) = (tmp_path / "backups").iterdir()
-    assert (ended.code, f"was exported to file://{folder}, which is whole" in ended.said) == (1, True), ended
+    assert (ended.code, f"was exported to file://{folder}, which is complete" in ended.said) == (1, True), ended
     orders.command.done("savepoints", "verify", orders.name, f"file://{folder}")
 
 

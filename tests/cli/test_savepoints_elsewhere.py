@@ -27,7 +27,7 @@ def test_exported_verified_restored_and_deleted(orders: Orders, base: str) -> No
         last = orders.taken("--stop", "--to", f"{base}/savepoints")
         assert run.wait() == 0
     assert orders.history().manifests[last].storage == f"{base}/blocks"
-    assert "is whole" in command.done("savepoints", "verify", orders.name, url).out
+    assert "is intact" in command.done("savepoints", "verify", orders.name, url).out
     orders.reset()
     before = len(orders.totals())
     orders.ran("--from-savepoint", url)

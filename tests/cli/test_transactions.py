@@ -161,7 +161,7 @@ def test_one_of_those_that_nobody_decided(orders: Orders) -> None:
     done = shown(orders, "abort", name, "--take-over")
     assert [[each["name"] for each in done[key]] for key in ("aborted", "left")] == [[name], [other, more]]
     told = orders.command("transactions", "abort", orders.name, more, "--take-over").out.splitlines()
-    assert told[-2:] == [f"1 transaction aborted: {more}", "1 transaction left that was not named."]
+    assert told[-2:] == [f"1 transaction aborted: {more}", "1 transaction left, which the command did not name."]
     wait_until(lambda: [each["name"] for each in shown(orders, "list")] == [other])
 
 
