@@ -137,7 +137,7 @@ def test_a_loop_of_classes_without_tags() -> None:
 
 
 def test_a_record_of_no_class_of_a_union_is_an_error_of_it() -> None:
-    with pytest.raises(RecordError, match=r"not a valid Order . Refund: a Credit is of none .* in\[0\] offset 8"):
+    with pytest.raises(RecordError, match=r"not a valid Order . Refund: a Credit is none .* in\[0\] offset 8"):
         BatchCodec(Order | Refund).encode(Batch([Order(1, 2), Credit(3)], [Coordinates("in", 0, n) for n in (7, 8)]))
 
 
@@ -183,7 +183,7 @@ OF_ANOTHER_TYPE = [
     (Array(7, 1), ArraySwapped, r"ArraySwapped \(its fields are stored by position\)"),
     (Pair(1, 2), PairSwapped, r"PairSwapped \(its fields are stored by position\)"),
     (Omitting(1), OmittingAnother, r"OmittingAnother\.limit \(its 5 that omit_defaults has left out\)"),
-    (Listed([3, 1, 2]), InSet, r"InSet\.some \(its items that are there more than once\)"),
+    (Listed([3, 1, 2]), InSet, r"InSet\.some \(its items that occur more than once\)"),
 ]
 """Records, a type as which they are something else by the same bytes, and what tells it."""
 

@@ -68,7 +68,7 @@ def test_a_codec_that_finds_nothing_cuts_nothing_short(capsys: pytest.CaptureFix
     codec = Codec[int]("ids", int, lambda number: b"", found)
     skipping = SourceDecoder("orders", KafkaSource("orders", value=codec, on_error="skip"))
     assert skipping.decode(batch_of(lambda number: True)).records == [each for each in range(COUNT) if each != 7]
-    assert "orders[3] offset 7: the value is no int in ids: a next() has found nothing" in capsys.readouterr().err
+    assert "orders[3] offset 7: the value is not int in ids: a next() has found nothing" in capsys.readouterr().err
     last = SourceDecoder("orders", KafkaSource("orders", value=codec))
     with pytest.raises(RecordError, match=r"orders\[3\] offset 7"):
         last.decode(batch_of(lambda number: True)[:8])
@@ -76,9 +76,9 @@ def test_a_codec_that_finds_nothing_cuts_nothing_short(capsys: pytest.CaptureFix
 
 def test_a_key_that_does_not_decode_is_told_as_the_key() -> None:
     messages = [Message(topic="orders", partition=3, offset=5, key=b"k", timestamp=(1, 1), value=b'{"id": 1}')]
-    with pytest.raises(RecordError, match=r"offset 5: the key is no int: "):
+    with pytest.raises(RecordError, match=r"offset 5: the key is not int: "):
         SourceDecoder("orders", KafkaSource("orders", value=Order, key=int, metadata=True)).decode(messages)
-    with pytest.raises(RecordError, match=r"offset 7: the value is no Order in json: "):
+    with pytest.raises(RecordError, match=r"offset 7: the value is not Order in json: "):
         SourceDecoder("orders", KafkaSource("orders", value=Order, key=int, metadata=True)).decode(
             batch_of(lambda number: number < 7)[7:]
         )

@@ -80,7 +80,7 @@ def test_what_msgspec_tells_apart_stays_as_it_is(type_: Any) -> None:
 def test_a_record_of_another_class_is_none_of_them(record: Any) -> None:
     wrap = wire_of(Order | Refund).wrap
     assert wrap is not None
-    with pytest.raises(TypeError, match=f"a {type(record).__name__} is of none of its classes, Order, Refund$"):
+    with pytest.raises(TypeError, match=f"a {type(record).__name__} is none of its classes, Order, Refund$"):
         wrap([Order(1), record])
 
 
