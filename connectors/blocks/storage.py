@@ -61,7 +61,7 @@ class FileStorage:
             )
 
     def begin(self, incarnation: int, attempt: int) -> FileBlocks:
-        self._persistently(self._folder.check)
+        persistently(self._folder.check, self._away_timeout_s)
         return FileBlocks(self._folder, incarnation, attempt)
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
@@ -90,7 +90,7 @@ class FileStorage:
 
     def _got(self, ref: BlockRef) -> bytes | None:
         name = name_of(ref)
-        return None if name is None else self._persistently(lambda: self._folder.get(name))
+        return None if name is None else persistently(lambda: self._folder.get(name), self._away_timeout_s)
 
     def _pool(self) -> ThreadPoolExecutor:
         if self._readers is None:
@@ -99,7 +99,7 @@ class FileStorage:
 
     def since(self, ends: Iterable[int]) -> Scanned:
         """All blocks."""
-        listed = self._persistently(lambda: list(self._folder.files()))
+        listed = persistently(lambda: list(self._folder.files()), self._away_timeout_s)
         files = [(ref, file) for file in listed if (ref := reference(file.name, file.size)) is not None]
         written_at_ms = {ref.key: file.written_at_ms for ref, file in files}
         return Scanned(tuple(ref for ref, _ in files), tuple(0 for _ in ends), written_at_ms=written_at_ms)
@@ -115,9 +115,6 @@ class FileStorage:
         if self._readers is not None:
             self._readers.shutdown(wait=False, cancel_futures=True)
             self._readers = None
-
-    def _persistently(self, asked: Callable[[], R]) -> R:
-        return persistently(asked, self._away_timeout_s)
 
 
 def persistently(asked: Callable[[], R], away_timeout_s: float) -> R:

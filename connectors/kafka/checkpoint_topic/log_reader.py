@@ -1,4 +1,4 @@
-"""A reader of the decision log, partition 0 of the checkpoint topic, in a real cluster. Nothing here writes.
+"""Reading the decision log, partition 0 of the checkpoint topic, in a real cluster. Nothing here writes.
 
 `checkpoint.decision_log` says what is read when, and what it means.
 """
@@ -20,28 +20,15 @@ from exactlyonce.pipeline.errors import Halt, TopicError
 from exactlyonce.pipeline.names import checkpoint_topic
 
 
-class LogReader:
-    """Answers the questions of the decision log beside its writer. The first question connects."""
-
-    def __init__(self, config: ClientConfig, topic: TopicInfo) -> None:
-        self.topic = topic
-        self._config, self._topics = config, Topics(config, timeout_ms=TIMEOUT_MS)
-
-    def ends(self) -> Ends:
-        """The last stable offset of the decision log, and its end."""
-        end = _end(self._topics, self.topic.name, committed=False)
-        return Ends(_end(self._topics, self.topic.name, committed=True), end)
-
-    def read(self, end: int) -> LogRead:
-        """The committed decisions below offset *end*."""
-        return read_log(self._config, self.topic.name, end)
-
-    def close(self) -> None:
-        self._topics.close()
+def stable_end(topics: Topics, topic: str) -> int:
+    """The last stable offset of the decision log in *topic*."""
+    return topics.end_offsets(topic, [DECISIONS], committed=True)[DECISIONS]
 
 
-def _end(topics: Topics, name: str, *, committed: bool) -> int:
-    return topics.end_offsets(name, [DECISIONS], committed=committed)[DECISIONS]
+def log_ends(topics: Topics, topic: str) -> Ends:
+    """The last stable offset of the decision log in *topic*, and its end."""
+    end = topics.end_offsets(topic, [DECISIONS], committed=False)[DECISIONS]
+    return Ends(stable_end(topics, topic), end)
 
 
 def read_log(config: ClientConfig, topic: str, end: int, start: int | None = None) -> LogRead:
@@ -92,7 +79,7 @@ class LogFollower:
 
     def _read(self, topic: TopicInfo) -> History:
         """The decisions in *topic*. Raises `Halt` or `TopicError` if it is deleted meanwhile."""
-        end = _end(self._topics, self._topic, committed=True)
+        end = stable_end(self._topics, self._topic)
         if topic.topic_id != self._topic_id:
             read = read_log(self._config, self._topic, end)
             self._history = history_of(self._pipeline, self._topic, read)
@@ -113,6 +100,7 @@ def read_topic(config: ClientConfig, pipeline: str) -> tuple[TopicInfo, History]
 
 def read_history(config: ClientConfig, pipeline: str) -> History:
     """The decisions of *pipeline* so far, without taking part: it fences nobody."""
-    topic = find_topic(config, pipeline)
-    with closing(LogReader(config, topic)) as reader:
-        return history_of(pipeline, topic.name, reader.read(reader.ends().stable))
+    name = find_topic(config, pipeline).name
+    with closing(Topics(config, timeout_ms=TIMEOUT_MS)) as topics:
+        end = stable_end(topics, name)
+    return history_of(pipeline, name, read_log(config, name, end))

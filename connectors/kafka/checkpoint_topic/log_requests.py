@@ -20,8 +20,8 @@ from exactlyonce.checkpoint import requests as ask
 from exactlyonce.checkpoint.records.committable import Written
 from exactlyonce.checkpoint.records.topic_info import TopicInfo
 from exactlyonce.checkpoint.transactions.broker_answers import Answered, Fate, Producer, WriteAnswer
-from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogReader
-from exactlyonce.connectors.kafka.checkpoint_topic.topic import as_topic
+from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import log_ends, read_log
+from exactlyonce.connectors.kafka.checkpoint_topic.topic import TIMEOUT_MS, as_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import UNKNOWN_TOPIC, UNKNOWN_TOPIC_ID, Again, refuse
 from exactlyonce.connectors.kafka.kafka_protocol import Observe, PartitionLeader, Places, Request, Wire
@@ -78,8 +78,7 @@ class LogRequests:
     ) -> None:
         """*observed* is called for each client that is made."""
         self.topic = topic
-        self.reader = LogReader(config, topic)
-        self._sleep = sleep
+        self._config, self._sleep = config, sleep
         self._places = Places()
         """A look in another thread may clear them at any time."""
 
@@ -92,6 +91,7 @@ class LogRequests:
         self._looks = wire(LOOK_TIMEOUT_MS)
         """The connections of requests that wait at a broker, where they would hold up others."""
         self._topics = Topics(config, clock=clock, sleep=sleep, observe=observed())
+        self._ends = Topics(config, timeout_ms=TIMEOUT_MS)
         self._topic_id: UUID | None = None
 
     def __call__(self, request: ask.Request) -> Any:
@@ -112,9 +112,9 @@ class LogRequests:
                 doing = f"Looking for a decision in {self.topic.name}"
                 return self._looks.once(lambda: self._looked(request), doing, LOOK_TIMEOUT_MS)
             case ask.LogEnds():
-                return self.reader.ends()
+                return log_ends(self._ends, self.topic.name)
             case ask.ReadLog(end):
-                return self.reader.read(end)
+                return read_log(self._config, self.topic.name, end)
             case ask.FirstOffsets():
                 topic = as_topic(self.topic)
                 firsts = self._topics.first_offsets(topic)
@@ -127,7 +127,7 @@ class LogRequests:
 
     def freeze(self, topic: TopicInfo) -> None:
         """Use only the partitions of *topic*: those that the log was written with."""
-        self.topic = self.reader.topic = topic
+        self.topic = topic
         self._places.forget()
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class LogRequests:
         self._wire.close()
         self._looks.close()
         self._topics.close()
-        self.reader.close()
+        self._ends.close()
 
     # --- single requests
 
