@@ -57,7 +57,7 @@ def audit(fed: Fed, capsys: Any, monkeypatch: Any) -> Audit:
 
 def transactions_of(fed: Fed) -> dict[str, Any]:
     names = ended_transactions(fed.kafka, f"eo:{fed.name}:")
-    with closing(Transactions(ClientConfig(fed.config))) as transactions:
+    with closing(Transactions(fed.config)) as transactions:
         return transactions.describe(names)
 
 
@@ -214,11 +214,11 @@ def test_output_topics_that_get_partitions(fed: Fed, tmp_path: Path, monkeypatch
         catch_up(fed, loaded, 2, tmp_path, submit=submit)
 
     def audit() -> audits.AuditReport:
-        return audits.Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run(2)
+        return audits.Audit(loaded, fed.config, in_process, tmp_path, Quiet()).run(2)
 
     report = audit()
     assert (report.checkpoints, report.findings, report.unjudged) == ([2], [], [])
-    client, history = ClientConfig(fed.config), fed.history()
+    client, history = fed.config, fed.history()
     manifest = history.manifests[2]
     with recomputed(loaded, client, interval_of(history, 2), in_process, tmp_path) as again:
         assert agree(counts(client, history, manifest, again))

@@ -18,7 +18,6 @@ from settled import await_readable
 
 from exactlyonce.checkpoint import leader
 from exactlyonce.cli.main import main
-from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded import catch_up as catching_up
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit
@@ -290,7 +289,7 @@ def test_an_output_topic_that_grows(fed: Fed, tmp_path: Path) -> None:
     assert counts[0] < 7
     await_readable(fed.kafka, f"{fed.name}-out")
     assert len(fed.kafka.read_committed(f"{fed.name}-out")) == len(fed.all)
-    report = Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run()
+    report = Audit(loaded, fed.config, in_process, tmp_path, Quiet()).run()
     assert (report.findings, report.checkpoints[-1]) == ([], progress.checkpoints[-1].checkpoint)
 
 

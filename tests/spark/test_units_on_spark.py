@@ -46,7 +46,7 @@ def test_every_operator_on_spark(attribute: str, spark: SparkSession, fed: Fed, 
     assert summary.records == (750 if attribute == "every" else 450)
     here = compute_again(fed, loaded, summary.manifest.checkpoint, in_process, tmp_path / "here")
     assert here.states == states_of(fed, loaded, summary.manifest)
-    report = Audit(loaded, ClientConfig(fed.config), in_process, tmp_path, Quiet()).run()
+    report = Audit(loaded, fed.config, in_process, tmp_path, Quiet()).run()
     assert (report.findings, report.unjudged, report.checkpoints) == ([], [], [summary.manifest.checkpoint])
     if attribute == "every":
         there = compute_again(fed, loaded, summary.manifest.checkpoint, submit_to(spark), tmp_path / "there")
@@ -67,7 +67,7 @@ def test_what_fails_in_a_task(spark: SparkSession, fed: Fed, tmp_path: Path) -> 
 @pytest.mark.exhaustive
 def test_checkpoints_of_both_engines_are_audited(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
     """An audit on Spark finds the local engine's planted defects and nothing else, as one in this process."""
-    client = ClientConfig(fed.config)
+    client = fed.config
     options = RunOptions(client, CheckpointSettings(num_retained=100), parallelism=3)
     loaded, submit = load_pipeline("flawed_pipelines", "flawed", fed.name), submit_to(spark)
     fed.feed(1500)

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ from flushing import flushed
 from waiting import until
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
-from exactlyonce.connectors.kafka.client import end_offsets
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.errors import ConfigError, RecordError
@@ -171,7 +172,8 @@ def test_a_right_that_is_taken_away(guarded: OwnCluster, topic_name: str, writer
     writer = writer_at(guarded, topic_name, {"linger.ms": 0})
     if when != "before the first record":
         writer.write(Outputs([b"1"], None, None))
-        until(lambda: end_offsets(guarded.admin(), topic_name, [0]) == {0: 1})
+        with closing(Topics(ClientConfig({"bootstrap.servers": guarded.bootstrap_servers}))) as topics:
+            until(lambda: topics.end_offsets(topic_name, [0], committed=False) == {0: 1})
     deny(guarded, ResourceType.TOPIC, topic_name)
     until(lambda: produced(guarded, topic_name) == "TOPIC_AUTHORIZATION_FAILED")
     said = rf"sink 'out': .*Topic authorization failed.* Write on topic '{topic_name}'"
