@@ -140,7 +140,7 @@ MISTAKES: dict[str, Write] = {
         "t", two_types
     ),
     "union of a stream of another pipeline, 'q'": lambda p, s: s.union(other),
-    "union of 5, which is no stream": lambda p, s: s.union(5),
+    "union of 5, which is not a stream": lambda p, s: s.union(5),
     "union of a keyed stream": lambda p, s: s.union(s.key_by(len)),
     "needs at least one other stream": lambda p, s: s.union(),
     "'undeclared' is not an output of 'route': declare it": lambda p, s: s.process(

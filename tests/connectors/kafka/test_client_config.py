@@ -47,7 +47,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_stands_before_an_address_is_not_shown() -> None:
     """It may be a password, as in the URLs of others."""
-    with pytest.raises(ConfigError, match=r"names '\*\*\*@127\.0\.0\.1:9092'\. Write host:port") as raised:
+    with pytest.raises(ConfigError, match=r"has '\*\*\*@127\.0\.0\.1:9092'\. Write host:port") as raised:
         ClientConfig({"bootstrap.servers": f"somebody:{CANARY}@127.0.0.1:9092"})
     assert CANARY not in str(raised.value)
 
@@ -178,7 +178,7 @@ class TestContradictions:
         assert ClientConfig(SASL).warnings == ()
         assert ClientConfig(SERVERS).warnings == ()
         for settings, word in (
-            ({**SASL, "security.protocol": "SASL_PLAINTEXT"}, "unencrypted"),
+            ({**SASL, "security.protocol": "SASL_PLAINTEXT"}, "not encrypted"),
             ({**SASL, "enable.ssl.certificate.verification": False}, "pose"),
             ({**SASL, "ssl.endpoint.identification.algorithm": "none"}, "pose"),
             ({**SERVERS, "ssl.ca.location": "x"}, "no effect"),
