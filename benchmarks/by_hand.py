@@ -73,6 +73,7 @@ class Loop:
             {
                 "bootstrap.servers": servers,
                 "transactional.id": f"by-hand-{time.time_ns()}",
+                "max.in.flight": 1,  # as ours have: with more it may lose records; see docs/settings.md
                 "delivery.report.only.error": True,
                 "on_delivery": _undelivered,
                 **WRITER,

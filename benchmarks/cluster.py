@@ -97,7 +97,9 @@ class Cluster:
 
     def producer(self) -> Producer:
         """A producer for input."""
-        return Producer({"bootstrap.servers": self.servers, "enable.idempotence": True, **WRITER, **QUIET})
+        return Producer(
+            {"bootstrap.servers": self.servers, "enable.idempotence": True, "max.in.flight": 1, **WRITER, **QUIET}
+        )
 
     def feed(self, topic: str, records: Iterable[tuple[bytes, bytes]]) -> None:
         """Write (key, value) pairs, in order; returns when all of them are durable."""

@@ -105,7 +105,7 @@ def _produce(servers: str, topic: str, batches: Iterable[Any]) -> Iterator[Any]:
     import pyarrow
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": servers, **WRITER, **QUIET})
+    producer = Producer({"bootstrap.servers": servers, "max.in.flight": 1, **WRITER, **QUIET})
     count = 0
     for batch in batches:
         keys = batch.column(0).to_pylist()

@@ -18,6 +18,14 @@ LOGGER.addHandler(logging.NullHandler())
 QUEUE_KILOBYTES = 65_536
 """The default queue of a producer: a worker has several, and the library's own default is 1 GB each."""
 
+IN_FLIGHT_MAX = 1
+"""The produce requests of a producer that a broker may have at a time.
+
+With more, librdkafka (2.16) loses records in silence. A broker that is becoming the leader of a partition may refuse
+the first request ("not leader") and take the second: it has no state of this producer yet, and accepts any sequence
+number. librdkafka then reports the records of the first as delivered, without an offset (confluent-kafka-go #921).
+"""
+
 _ASKED_FOR = ("debug", "log_level")
 
 
@@ -29,8 +37,10 @@ class WeakProducer(Producer):
 
 
 def make_producer(settings: Mapping[str, Any]) -> Producer:
-    """A producer with *settings*. `produce` raises BufferError while the queue is full."""
-    return WeakProducer({"queue.buffering.max.kbytes": QUEUE_KILOBYTES, **_logged(settings, {"logger": LOGGER})})
+    """A producer with *settings*, but one request in flight. `produce` raises BufferError while the queue is full."""
+    defaults = {"queue.buffering.max.kbytes": QUEUE_KILOBYTES}
+    in_flight = {"max.in.flight.requests.per.connection": IN_FLIGHT_MAX}
+    return WeakProducer({**defaults, **_logged(settings, {"logger": LOGGER}), **in_flight})
 
 
 def make_consumer(settings: Mapping[str, Any]) -> Consumer:

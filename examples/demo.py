@@ -46,8 +46,8 @@ def feed(servers: str, rows: Sequence[Row], seconds: float = 0.0, enough: thread
 
     So the input lasts until the last kill, however slow the machine is.
     """
-    settings = {"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 10, "log_level": 3}
-    producer = Producer(settings)
+    safe = {"enable.idempotence": True, "max.in.flight": 1}
+    producer = Producer({"bootstrap.servers": servers, **safe, "linger.ms": 10, "log_level": 3})
     began, total = time.monotonic(), len(rows)
     for number, row in enumerate(rows):
         value = {"carrier": row["carrier"], "hour": int(float(row["hour"])), "dep_delay": delay(row)}

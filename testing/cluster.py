@@ -86,6 +86,7 @@ class KafkaCluster:
             {
                 "bootstrap.servers": self.bootstrap_servers,
                 "enable.idempotence": True,
+                "max.in.flight": 1,  # else it may lose records where a leader is new; see docs/settings.md
                 "topic.metadata.propagation.max.ms": 2000,  # how long a missing topic may turn up yet
             }
         )

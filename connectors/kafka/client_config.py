@@ -20,13 +20,17 @@ from exactlyonce.connectors.kafka.tls import checks_certificate, checks_hostname
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.secrets import Secret, is_reference, look_up, masked
 
-ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl.mechanism"}
+ALIASES = {
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "metadata.broker.list": "bootstrap.servers",
+    "sasl.mechanisms": "sasl.mechanism",
+}
 
 # fmt: off
 OWNED = frozenset((
     "acks", "auto.offset.reset", "check.crcs", "delivery.report.only.error", "enable.auto.commit",
     "enable.auto.offset.store", "enable.idempotence", "enable.partition.eof", "isolation.level",
-    "request.required.acks", "transaction.timeout.ms", "transactional.id",
+    "max.in.flight.requests.per.connection", "request.required.acks", "transaction.timeout.ms", "transactional.id",
 ))
 """Settings of the guarantee: exactlyonce sets them itself, for each client."""
 

@@ -136,12 +136,12 @@ class BlockWriter:
 
 
 def _told(ticket: Ticket, error: DeliveryError | None, message: Delivered) -> None:
-    """A block was delivered, or not. The broker's answer to a request that was sent again may lack the offset."""
+    """A block was delivered, or not. librdkafka gives no offset for a record that it takes for delivered."""
     partition, offset = message.partition(), message.offset()
     if error is not None:
         ticket.failed(error.str())
     elif partition is None or offset is None:
-        ticket.failed("the broker took it in a request that was sent again, and did not say at which offset")
+        ticket.failed("the broker did not say at which offset it took it")
     else:
         ticket.written(partition, offset)
 

@@ -16,7 +16,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.topic import TIMEOUT_MS, desc
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.errors import explained
 from exactlyonce.connectors.kafka.topics import Topics
-from exactlyonce.pipeline.errors import Halt, TopicError
+from exactlyonce.pipeline.errors import BrokerUnavailable, Halt, TopicError
 from exactlyonce.pipeline.names import checkpoint_topic
 
 
@@ -69,7 +69,7 @@ class LogFollower:
             return History(self._pipeline)
         try:
             return self._read(topic)
-        except (Halt, TopicError):
+        except (Halt, TopicError, BrokerUnavailable):
             if describe(self._topics, self._topic) == topic:
                 raise
             return History(self._pipeline)
@@ -78,7 +78,7 @@ class LogFollower:
         self._topics.close()
 
     def _read(self, topic: TopicInfo) -> History:
-        """The decisions in *topic*. Raises `Halt` or `TopicError` if it is deleted meanwhile."""
+        """The decisions in *topic*. It raises one of several errors if the topic is deleted meanwhile."""
         end = stable_end(self._topics, self._topic)
         if topic.topic_id != self._topic_id:
             read = read_log(self._config, self._topic, end)
