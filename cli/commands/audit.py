@@ -30,7 +30,6 @@ examples:
 {SPARK_TEXT}"""
 FOUND, NOTHING_JUDGED = 1, 2
 """Exit codes."""
-SHOWN_BYTES_MAX = 200
 
 
 def add(commands: Commands) -> None:
@@ -68,12 +67,7 @@ def audit(args: argparse.Namespace) -> int:
 def exit_code(report: AuditReport) -> int:
     if report.findings:
         return FOUND
-    return 0 if _judged(report) else NOTHING_JUDGED
-
-
-def _judged(report: AuditReport) -> bool:
-    """Whether anything was compared: rows of stores are not read."""
-    return bool(report.checkpoints) and (report.records_out > 0 or not report.unjudged)
+    return 0 if report.is_judged else NOTHING_JUDGED
 
 
 def as_json(report: AuditReport) -> dict[str, Any]:
@@ -123,51 +117,14 @@ def as_text(report: AuditReport) -> Iterator[str]:
         yield from _lines(placed)
     for reason in report.unjudged:
         yield f"not judged: {reason}"
-    if not report.checkpoints:
-        yield f"{report.pipeline}: no checkpoint could be judged."
-        return
-    if not report.findings and not _judged(report):
-        why = "none of their output could be judged" if report.records_in else "they read no records"
-        yield f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}: {why}; nothing was compared."
-        return
-    verdict = f"{len(report.findings)} findings" if report.findings else "exactly once: nothing is wrong"
-    if report.unjudged and not report.findings:
-        verdict = f"{verdict} in the judged output"
-    skipped = f", {report.skipped:,} of them skipped" if report.skipped else ""
-    yield (
-        f"{report.pipeline}: checkpoints {_numbers(report.checkpoints)}, {report.records_in:,} records in{skipped}, "
-        f"{report.records_out:,} out: {verdict}."
-    )
-
-
-def _numbers(checkpoints: list[int]) -> str:
-    if len(checkpoints) == 1 or checkpoints[-1] - checkpoints[0] >= len(checkpoints):
-        return ", ".join(map(str, checkpoints))
-    return f"{checkpoints[0]} to {checkpoints[-1]}"
+    yield report.verdict
 
 
 def _lines(placed: AuditFinding) -> Iterator[str]:
     finding = placed.finding
-    partition = "?" if finding.partition is None else finding.partition
-    place = f"{placed.topic}[{partition}]"
-    if finding.seen is None:
-        place += f" after offset {finding.offset}" if finding.offset is not None else " at the beginning"
-    else:
-        place += f" offset {finding.offset}"
-    stems = "{}[{}] offset {}".format(*finding.origin) if finding.origin else "no record of the input"
     checkpoint = f"checkpoint {placed.checkpoint}, " if placed.checkpoint is not None else ""
-    yield f"{finding.kind}: {place} (sink {placed.sink}, {checkpoint}from {stems})"
+    yield f"{finding.kind}: {placed.place} (sink {placed.sink}, {checkpoint}from {placed.stem})"
     if finding.expected is not None:
-        yield f"    expected {_shown(finding.expected)}"
+        yield f"    expected {finding.expected}"
     if finding.seen is not None and finding.seen != finding.expected:
-        yield f"    seen     {_shown(finding.seen)}"
-
-
-def _shown(record: PlainRecord) -> str:
-    def short(data: bytes | None) -> str:
-        text = repr(data)[:SHOWN_BYTES_MAX]
-        return text if data is None or len(repr(data)) <= SHOWN_BYTES_MAX else f"{text}..."
-
-    headers = f" headers {list(record.headers)!r}" if record.headers else ""
-    time = "" if record.timestamp_ms is None else f" timestamp {record.timestamp_ms}"
-    return f"key {short(record.key)} value {short(record.value)}{headers}{time}"
+        yield f"    seen     {finding.seen}"

@@ -137,16 +137,12 @@ def _handler(stopping: threading.Event, progress: LineOfProgress) -> Callable[[i
 
 
 def _sum_up(args: argparse.Namespace, name: str, summary: Summary, elapsed_s: float) -> None:
-    manifest = summary.manifest
     if args.json:
-        offsets: dict[str, dict[str, int]] = {}
-        for position in manifest.offsets:
-            offsets.setdefault(position.source, {})[str(position.partition)] = position.offset
         figures = {
-            "pipeline": name, "checkpoint": manifest.checkpoint, "checkpoints": summary.checkpoints,
+            "pipeline": name, "checkpoint": summary.checkpoint, "checkpoints": summary.checkpoints,
             "records_in": summary.records, "skipped": summary.skipped_count, "records_out": summary.records_out,
             "parallelism": summary.parallelism, "work_ms": summary.work_ms, "elapsed_ms": round(elapsed_s * 1000),
-            "offsets": offsets, "skipped_records": [
+            "offsets": summary.offsets, "skipped_records": [
                 {"source": skips.source, "topic": skips.topic, "partition": skips.partition, "count": skips.count,
                  "offsets": [offset for offset, _ in skips.first]}
                 for skips in summary.skipped.values()
@@ -156,11 +152,11 @@ def _sum_up(args: argparse.Namespace, name: str, summary: Summary, elapsed_s: fl
     elif summary.checkpoints:
         print(
             f"{name}: {summary.records:,} records read, {summary.records_out:,} written{_skipped(summary)}, up to "
-            f"checkpoint {manifest.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
+            f"checkpoint {summary.checkpoint}; `exactlyonce run {named(args)}` goes on from there.",
             file=sys.stderr,
         )
     else:
-        print(f"{name}: there was nothing to read after checkpoint {manifest.checkpoint}.", file=sys.stderr)
+        print(f"{name}: there was nothing to read after checkpoint {summary.checkpoint}.", file=sys.stderr)
 
 
 def _skipped(summary: Summary) -> str:

@@ -79,7 +79,6 @@ def _text(args: argparse.Namespace, replayed: Replayed) -> Iterator[str]:
     ]  # fmt: skip
     if rows:
         yield from table(("sink", "topic", ">partition", ">replayed", ">decided"), rows)
-    verdict = "the counts are the decided ones" if replayed.agrees else "the counts differ from the decided ones"
-    yield f"checkpoint {args.checkpoint}, {counted(replayed.records, 'record')} in: {verdict}."
+    yield replayed.verdict
     if args.into:
         yield f"{counted(replayed.produced, 'record')} written to {args.into}."

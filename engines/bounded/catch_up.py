@@ -20,6 +20,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import MANIFEST_SIZE_MAX, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance
+from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
 from exactlyonce.engines.bounded.stages import refuse_loops
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets, parts, readings
 from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process
@@ -35,6 +36,7 @@ from exactlyonce.engines.savepoints.restoring import is_restored
 from exactlyonce.engines.surroundings.preflight import Offsets, check_operators
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
+from exactlyonce.pipeline.durations import shown_duration
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.graph import LogicalGraph
 from exactlyonce.pipeline.loading import Loaded
@@ -99,9 +101,10 @@ class CatchUpProgress(Progress, Protocol):
 
 @dataclass
 class Summary:
-    """The result of a catch-up."""
+    """The result of a catch-up. A notebook shows it as a table."""
 
-    manifest: Manifest
+    manifest: Manifest = field(repr=False)
+    """That of the newest checkpoint."""
     checkpoints: int = 0
     records: int = 0
     skipped: dict[tuple[str, int], Skipped] = field(default_factory=dict)
@@ -113,9 +116,40 @@ class Summary:
     """The time of units, without the driver's work between checkpoints."""
 
     @property
+    def checkpoint(self) -> int:
+        """The number of the newest checkpoint."""
+        return self.manifest.checkpoint
+
+    @property
+    def offsets(self) -> dict[str, dict[int, int]]:
+        """The offset at which the next work begins, by source and partition."""
+        offsets: dict[str, dict[int, int]] = {}
+        for position in self.manifest.offsets:
+            offsets.setdefault(position.source, {})[position.partition] = position.offset
+        return offsets
+
+    @property
     def skipped_count(self) -> int:
         """The number of skipped records."""
         return sum(partition.count for partition in self.skipped.values())
+
+    def _repr_html_(self) -> str:
+        columns = "checkpoint", "checkpoints", "records in", "skipped", "records out", "parallelism", "time of units"
+        figures = (
+            self.checkpoint, self.checkpoints, self.records, self.skipped_count, self.records_out, self.parallelism,
+            shown_duration(self.work_ms),
+        )  # fmt: skip
+        offsets = [(at.source, at.topic, at.partition, at.offset) for at in self.manifest.offsets]
+        skipped = [
+            (skips.source, skips.topic, skips.partition, skips.count, "; ".join(text for _, text in skips.first))
+            for skips in self.skipped.values()
+        ]
+        return html_result(
+            f"{self.manifest.pipeline}: up to checkpoint {self.checkpoint}",
+            html_table(columns, [figures]),
+            html_table(("source", "topic", "partition", "skipped", "the first"), skipped),
+            html_details("next offsets", html_table(("source", "topic", "partition", "next offset"), offsets)),
+        )
 
     def add(self, advanced: Advanced) -> None:
         self.manifest = advanced.manifest

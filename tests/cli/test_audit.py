@@ -47,7 +47,7 @@ def test_a_clean_audit_says_so_and_an_empty_one_does_not() -> None:
 def test_what_only_stores_have_is_not_judged() -> None:
     why = ["9 records of sink table are in a store, which is not read"]
     nothing, part = AuditReport("totals", [4], 9, 0, [], why), AuditReport("totals", [4], 9, 9, [], why)
-    assert list(as_text(nothing))[-1] == "totals: checkpoints 4: none of their output could be judged."
+    assert list(as_text(nothing))[-1].endswith("none of their output could be judged; nothing was compared.")
     assert list(as_text(part))[-1].endswith("9 out: exactly once: nothing is wrong in the judged output.")
     assert [exit_code(nothing), exit_code(part)] == [2, 0]
 

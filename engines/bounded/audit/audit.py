@@ -43,6 +43,7 @@ from exactlyonce.engines.bounded.replay.recompute import (
     partition_counts,
     recomputed,
 )
+from exactlyonce.engines.bounded.result_tables import html_result, html_table
 from exactlyonce.engines.bounded.submit import Progress, Submit
 from exactlyonce.pipeline.delivery import EXACTLY_ONCE
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, Halt, Unavailable, UserError
@@ -66,10 +67,25 @@ class AuditFinding:
     """None: no checkpoint accounts for the record."""
     finding: Finding
 
+    @property
+    def place(self) -> str:
+        """The place of the seen record, or of a missing one, for people."""
+        finding = self.finding
+        partition = f"{self.topic}[{'?' if finding.partition is None else finding.partition}]"
+        if finding.seen is not None:
+            return f"{partition} offset {finding.offset}"
+        return f"{partition} " + ("at the beginning" if finding.offset is None else f"after offset {finding.offset}")
+
+    @property
+    def stem(self) -> str:
+        """The input record, for people."""
+        origin = self.finding.origin
+        return "{}[{}] offset {}".format(*origin) if origin else "no record of the input"
+
 
 @dataclass
 class AuditReport:
-    """The verdict."""
+    """The result of an audit. A notebook shows it as a table."""
 
     pipeline: str
     checkpoints: list[int] = field(default_factory=list)
@@ -81,6 +97,44 @@ class AuditReport:
     unjudged: list[str] = field(default_factory=list)
     skipped: int = 0
     """Records of the input left out, as by the run."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether anything was compared: rows of stores are not read."""
+        return bool(self.checkpoints) and (self.records_out > 0 or not self.unjudged)
+
+    @property
+    def verdict(self) -> str:
+        """The result in a sentence."""
+        if not self.checkpoints:
+            return f"{self.pipeline}: no checkpoint could be judged."
+        if not self.findings and not self.is_judged:
+            why = "none of their output could be judged" if self.records_in else "they read no records"
+            return f"{self.pipeline}: checkpoints {_numbers(self.checkpoints)}: {why}; nothing was compared."
+        verdict = f"{len(self.findings)} findings" if self.findings else "exactly once: nothing is wrong"
+        if self.unjudged and not self.findings:
+            verdict = f"{verdict} in the judged output"
+        skipped = f", {self.skipped:,} of them skipped" if self.skipped else ""
+        return (
+            f"{self.pipeline}: checkpoints {_numbers(self.checkpoints)}, {self.records_in:,} records in{skipped}, "
+            f"{self.records_out:,} out: {verdict}."
+        )
+
+    def _repr_html_(self) -> str:
+        columns = "finding", "sink", "place", "checkpoint", "from", "expected", "seen"
+        rows = [
+            (placed.finding.kind, placed.sink, placed.place, placed.checkpoint, placed.stem, placed.finding.expected,
+             placed.finding.seen)
+            for placed in self.findings
+        ]  # fmt: skip
+        unjudged = html_table(["not judged"], [(reason,) for reason in self.unjudged])
+        return html_result(self.verdict, html_table(columns, rows), unjudged)
+
+
+def _numbers(checkpoints: list[int]) -> str:
+    if len(checkpoints) == 1 or checkpoints[-1] - checkpoints[0] >= len(checkpoints):
+        return ", ".join(map(str, checkpoints))
+    return f"{checkpoints[0]} to {checkpoints[-1]}"
 
 
 class Audit:

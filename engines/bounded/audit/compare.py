@@ -22,6 +22,8 @@ Origin = tuple[str, int, int]
 GAP_PAIRS_MAX = 4_000_000
 """With more pairs between two matching records, equal records among them are not aligned."""
 
+SHOWN_BYTES_MAX = 200
+
 MISSING, DOUBLED, CHANGED, REORDERED, FOREIGN = KINDS = ("missing", "doubled", "changed", "reordered", "foreign")
 
 
@@ -33,6 +35,17 @@ class PlainRecord(NamedTuple):
     headers: Headers = ()
     timestamp_ms: int | None = None
     """None: not compared, because the sink's outputs have the time of their writing."""
+
+    def __str__(self) -> str:
+        """Key, value, headers and time, for people; long bytes are cut."""
+        headers = f" headers {[*self.headers]!r}" if self.headers else ""
+        time = "" if self.timestamp_ms is None else f" timestamp {self.timestamp_ms}"
+        return f"key {_shown(self.key)} value {_shown(self.value)}{headers}{time}"
+
+
+def _shown(data: bytes | None) -> str:
+    text = repr(data)
+    return text if data is None or len(text) <= SHOWN_BYTES_MAX else f"{text[:SHOWN_BYTES_MAX]}..."
 
 
 class Expected(NamedTuple):

@@ -28,8 +28,10 @@ from exactlyonce.engines.bounded.replay.recompute import (
     recomputed,
     topic_of,
 )
+from exactlyonce.engines.bounded.result_tables import html_result, html_table
 from exactlyonce.engines.bounded.submit import Executors, Progress
 from exactlyonce.engines.system_clock import SystemClock
+from exactlyonce.pipeline import sizes
 from exactlyonce.pipeline.errors import BrokerUnavailable, ConfigError, TopicError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import checkpoint_topic
@@ -55,7 +57,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The result of a replay."""
+    """The result of a replay. A notebook shows it as a table."""
 
     checkpoint: int
     base: int
@@ -71,6 +73,21 @@ class Replayed:
     def agrees(self) -> bool:
         """Whether the counts are those that were decided, as far as partitions are foretold."""
         return agree(self.counts)
+
+    @property
+    def verdict(self) -> str:
+        """The result in a sentence."""
+        verdict = "the counts are the decided ones" if self.agrees else "the counts differ from the decided ones"
+        return f"checkpoint {self.checkpoint}, {sizes.counted(self.records, 'record')} in: {verdict}."
+
+    def _repr_html_(self) -> str:
+        columns = "sink", "topic", "partition", "replayed", "decided"
+        rows = [
+            (count.sink, count.topic, "any" if count.partition is None else count.partition, count.replayed,
+             count.decided)
+            for count in self.counts
+        ]  # fmt: skip
+        return html_result(self.verdict, html_table(columns, rows))
 
 
 class Replay:
