@@ -80,7 +80,7 @@ def test_a_sink_of_spark_is_called_one() -> None:
     found.admit(INCARNATION)
     found.admit(msgspec.structs.replace(taken, pipeline="large-orders", offsets=position.offsets()))
     head, _, _, _, line, *details = as_text(CheckpointsView(found), "h:9092", 80)
-    assert head == "large-orders, a sink of Spark, at h:9092: 1 checkpoint"
+    assert head == "large-orders, a Spark sink, at h:9092: 1 checkpoint"
     assert line.split()[:3] == ["8", "spark", "decided"]
     assert [" ".join(each.split()) for each in details] == [
         "committables none", "query a-query, up to batch 7", "writeIds 2 writes, the last tuesday"

@@ -161,12 +161,12 @@ class KafkaProxy:
 class RefusingProxy(KafkaProxy):
     """Answers the first request to write to partition 0 of *topic* as a broker does that is not its leader yet.
 
-    If the client sends another request within *patience_s*, without waiting for that answer, the broker gets it.
+    If the client sends another request within *wait_s*, without waiting for that answer, the broker gets it.
     """
 
-    def __init__(self, topic: str, patience_s: float) -> None:
+    def __init__(self, topic: str, wait_s: float) -> None:
         super().__init__()
-        self._topic, self._patience_s = topic, patience_s
+        self._topic, self._wait_s = topic, wait_s
         self._refusal: threading.Timer | None = None
 
     def _requests(self, client: socket.socket, broker: socket.socket, awaited: dict[int, Fault]) -> None:
@@ -174,7 +174,7 @@ class RefusingProxy(KafkaProxy):
             (api,) = struct.unpack_from(">h", frame)
             if api == PRODUCE and self._refusal is None:
                 refusal = partial(_send, client, self._refused(frame))
-                self._refusal = threading.Timer(self._patience_s, refusal)
+                self._refusal = threading.Timer(self._wait_s, refusal)
                 self._refusal.start()
                 continue
             if api == PRODUCE and self._refusal is not None and self._refusal.is_alive():

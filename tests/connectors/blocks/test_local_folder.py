@@ -156,16 +156,16 @@ def test_the_folder_of_a_topic(tmp_path: Path) -> None:
 
 def test_what_a_folder_is_for(tmp_path: Path) -> None:
     missing = (tmp_path / "missing").as_uri()
-    with pytest.raises(ConfigError, match=rf"^The storage {missing} is not there"):
+    with pytest.raises(ConfigError, match=rf"^The storage {missing} does not exist"):
         folder_of(missing, "totals-41-00").check()
-    with pytest.raises(ConfigError, match=rf"^The checkpoint storage {missing} is not there"):
+    with pytest.raises(ConfigError, match=rf"^The checkpoint storage {missing} does not exist"):
         file_storage(missing, TopicInfo("totals.checkpoints", "id", 2, 1)).check()
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / INNER).parent.mkdir()
     (tmp_path / INNER).write_text("a file where a folder is needed")
-    with pytest.raises(ConfigError, match=r"refuses: .*Give user \d+ the right to write there, or name another one"):
+    with pytest.raises(ConfigError, match=r"refuses: .*Give user \d+ the right to write there, or name another folder"):
         LocalFolder(tmp_path, INNER).check()
 
 

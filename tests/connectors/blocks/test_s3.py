@@ -53,7 +53,7 @@ def test_more_than_a_listing_holds(s3: Any) -> None:
 
 
 def test_a_bucket_that_is_missing(s3: Any) -> None:
-    with pytest.raises(ConfigError, match="There is no bucket missing-one: make it"):
+    with pytest.raises(ConfigError, match="There is no bucket missing-one: create it"):
         S3Folder("missing-one", "prod/x").check()
 
 
@@ -89,9 +89,9 @@ def test_credentials_that_are_missing(s3: Any, monkeypatch: pytest.MonkeyPatch) 
             BUCKET,
             "AWS_ENDPOINT_URL",
             "http://localhost:port",
-            "is no URL .*`http://localhost:port`.*as http://host:port",
+            "is not a URL .*`http://localhost:port`.*as http://host:port",
         ),
-        (BUCKET, "AWS_ENDPOINT_URL", "http://u:canary@localhost:port", "is no URL; write AWS_ENDPOINT_URL"),
+        (BUCKET, "AWS_ENDPOINT_URL", "http://u:canary@localhost:port", "is not a URL; write AWS_ENDPOINT_URL"),
         (BUCKET, "AWS_PROFILE", "nobody", r"profile \(nobody\) could not be found; correct AWS_PROFILE"),
         (BUCKET, "AWS_CONFIG_FILE", __file__, "Unable to parse config file: .*; correct that file, or AWS_CONFIG_FILE"),
         ("Bad_Bucket!", "AWS_REGION", "eu-west-1", "Bad_Bucket! cannot be the name of a bucket; correct the URL"),

@@ -57,7 +57,7 @@ def test_a_dropped_producer_is_freed_at_once(
 @pytest.mark.broker
 def test_a_refused_request_is_not_overtaken(tmp_path: Path, topic_name: str) -> None:
     """A broker that becomes the leader between two requests refuses the first, and would accept the second."""
-    proxy, broker = proxied_broker(tmp_path, RefusingProxy(topic_name, patience_s=1.0))
+    proxy, broker = proxied_broker(tmp_path, RefusingProxy(topic_name, wait_s=1.0))
     try:
         kafka, values = KafkaCluster(broker.bootstrap_servers), [b"%d" % number for number in range(10)]
         kafka.create_topic(topic_name)

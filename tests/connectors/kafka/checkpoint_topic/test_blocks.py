@@ -225,8 +225,8 @@ class TestTrouble:
             writer.wait(1.0)
 
 
-class RetriedProducer:
-    """The answer to its requests is that to a second try, which lacks the offset."""
+class UnsureProducer:
+    """Takes every record for delivered, and does not know at which offset."""
 
     def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
         on_delivery(None, SimpleNamespace(partition=lambda: partition, offset=lambda: None))
@@ -235,9 +235,11 @@ class RetriedProducer:
 
 
 def test_a_block_of_unknown_offset_fails_its_checkpoint() -> None:
-    writer = BlockWriter(RetriedProducer(), TopicInfo("totals.checkpoints", "", 2, 1), 1, 0, "nonce")
+    writer = BlockWriter(UnsureProducer(), TopicInfo("totals.checkpoints", "", 2, 1), 1, 0, "nonce")
     ticket = writer.write(block(b"body"), 0)
-    with pytest.raises(BrokerUnavailable, match=r"did not say at which offset. Its checkpoint cannot complete"):
+    with pytest.raises(
+        BrokerUnavailable, match=r"did not say at which offset it took it. Its checkpoint cannot complete"
+    ):
         _ = ticket.ref
     assert writer.poll() == 0
 
