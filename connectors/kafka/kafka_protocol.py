@@ -11,6 +11,8 @@ with one thread and one connection for each broker in use. A `Wire` is used by o
 from __future__ import annotations
 
 import logging
+import os
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -42,6 +44,8 @@ ATTEMPT_MOST_MS = 15_000
 """The longest timeout of an attempt: an answer that was lost with its broker is asked for again."""
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1  # isolation levels, as requests number them
 COORDINATORS_REMEMBERED = 10_000
+_ERRNO = re.compile(r"KafkaConnectionError: (\d+) E[A-Z]+")
+"""A failed connection, as kafka-python has it: "KafkaConnectionError: 111 ECONNREFUSED"."""
 
 Observe = Callable[[str, float, float], None]
 """Called with the name, begin and end (by the clock) of each request, once it is answered or has failed."""
@@ -318,7 +322,8 @@ class Wire:
                 f"Name a broker's port in bootstrap.servers, not a controller's."
             )
         if isinstance(error, KafkaError | OSError):
-            return NoAnswer(text or type(error).__name__)
+            spelt_out = _ERRNO.sub(lambda number: os.strerror(int(number[1])), text)
+            return NoAnswer(spelt_out or type(error).__name__)
         return error
 
 

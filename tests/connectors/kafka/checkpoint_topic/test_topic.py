@@ -90,7 +90,7 @@ class TestTopic:
 
 class TestNoBroker:
     def test_nobody_listens(self) -> None:
-        with pytest.raises(BrokerUnavailable, match=r"no broker answers at 127\.0\.0\.1:1 .*ECONNREFUSED"):
+        with pytest.raises(BrokerUnavailable, match=r"no broker answers at 127\.0\.0\.1:1 .*Connection refused"):
             prepare_topic(ClientConfig({"bootstrap.servers": "127.0.0.1:1"}), "p")
 
     @pytest.mark.exhaustive
