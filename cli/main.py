@@ -1,7 +1,8 @@
 """The `exactlyonce` command: runs a subcommand, and turns its exception into a message and an exit code.
 
-Invariants: an error that a user can cause ends in one message without a traceback and without secrets. Subcommands
-import their dependencies when they run, so that help is quick and only `broker` needs Java.
+Invariants: an error that a user can cause ends in one message without secrets and without a traceback, except that of
+the user's own function. Subcommands import their dependencies when they run, so that help is quick and only `broker`
+needs Java.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ from exactlyonce.cli.commands import (
     transactions,
 )
 from exactlyonce.cli.lines import new_namespace, show_error
-from exactlyonce.pipeline.errors import INTERRUPTED, EndedAtOnce, ExactlyOnceError, InvariantViolation, UserError
+from exactlyonce.pipeline.errors import (
+    INTERRUPTED,
+    EndedAtOnce,
+    ExactlyOnceError,
+    InvariantViolation,
+    UserError,
+    UsersTraceback,
+)
 
 DEBUG_VARIABLE = "EXACTLYONCE_DEBUG"
 READER_GONE = 128 + 13
@@ -133,7 +141,11 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _failed(error: ExactlyOnceError, args: argparse.Namespace) -> int:
     traced = isinstance(error, InvariantViolation) or os.environ.get(DEBUG_VARIABLE) == "1"
-    show_error(args, error, "".join(traceback.format_exception(error)) if traced else "")
+    if traced:
+        trace = "".join(traceback.format_exception(error))
+    else:
+        trace = str(error.__cause__.args[0]) if isinstance(error.__cause__, UsersTraceback) else ""
+    show_error(args, error, trace)
     return error.exit_code
 
 

@@ -204,6 +204,16 @@ USERS_ERRORS = (Exception, SystemExit, CancelledError)
 cancelled task of asyncio, which is no `Exception`. An interrupt is not among them."""
 
 
+class UsersTraceback(Exception):
+    """The traceback of an exception that a user's function raised in another process.
+
+    It is the `__cause__` of the error that names the record, so that Python and notebooks show it first.
+    """
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
 def require_whole(made: Sized, count: int) -> None:
     """Raise the StopIteration of a user's function that ended a `map` early: *made* must have *count* items.
 

@@ -17,7 +17,8 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.unit.assembly import run_unit
 from exactlyonce.engines.bounded.unit.messages import Failure
 from exactlyonce.engines.bounded.unit.publish import publish
-from exactlyonce.pipeline.errors import ExactlyOnceError, class_name, is_fatal, made_from
+from exactlyonce.engines.runtime.operators import users_traceback
+from exactlyonce.pipeline.errors import ExactlyOnceError, UsersTraceback, class_name, is_fatal, made_from
 
 Submit = Callable[[str, Sequence[bytes]], list[bytes]]
 """(name of the stage, encoded work) -> encoded answers in the same order; raises what ended the stage."""
@@ -63,7 +64,7 @@ def perform(work: bytes, attempt_label: str) -> bytes:
     except ExactlyOnceError as error:
         if not is_fatal(error):
             raise
-        return _encode(Failure(class_name(error), str(error), {**error.facts}))
+        return _encode(Failure(class_name(error), str(error), {**error.facts}, users_traceback(error)))
 
 
 def in_process(stage: str, work: Sequence[bytes]) -> list[bytes]:
@@ -80,5 +81,6 @@ def settled(answers: Iterable[bytes]) -> list[bytes]:
         except msgspec.ValidationError:
             receipts.append(answer)
         else:
-            raise made_from(failure.error, failure.text, failure.facts)
+            cause = UsersTraceback(failure.users_traceback) if failure.users_traceback else None
+            raise made_from(failure.error, failure.text, failure.facts) from cause
     return receipts

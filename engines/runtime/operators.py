@@ -32,6 +32,7 @@ from exactlyonce.pipeline.errors import (
     Unavailable,
     UserError,
     require_whole,
+    sendable,
     text_of,
 )
 from exactlyonce.pipeline.keys import canonical_key, key_groups
@@ -50,6 +51,22 @@ def place_of(error: BaseException) -> str:
     """The place in the user's code where *error* was raised; empty if it was elsewhere."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback of the user's exception that *error* stems from, without frames of this package; empty if none.
+
+    The exception is a cause of *error* that was raised in other code.
+    """
+    cause = error.__cause__
+    while cause is not None:
+        trace = traceback.TracebackException.from_exception(cause)
+        theirs = [place for place, frame in enumerate(trace.stack) if not frame.filename.startswith(_OURS)]
+        if theirs:
+            trace.stack = traceback.StackSummary.from_list(trace.stack[theirs[0] :])
+            return sendable("".join(trace.format()))
+        cause = cause.__cause__
+    return ""
 
 
 def facts_of(operator: str, origin: Origin | None) -> Facts:

@@ -51,7 +51,9 @@ _ENVIRONMENT = (
 )
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'|\[PACKAGE_NOT_INSTALLED\] (\w+)")
 _NO_PYTHON = re.compile(r'Cannot run program "([^"]+)"')
-_TRACE = ("at ", "File ", "Traceback ", "^", "...", "During handling", "The above exception")
+_FRAME = re.compile(r'^( *)File "[^"]*", line .*\n(?:\1 +.*\n?)*', re.MULTILINE)
+"""A frame of a Python traceback: its place, and the deeper lines below it."""
+_TRACE = ("at ", "Traceback ", "...", "During handling", "The above exception")
 
 
 @contextmanager
@@ -230,7 +232,12 @@ def known_cause(reason: str) -> ConfigError | None:
 
 
 def in_short(reason: str) -> str:
-    """*reason* without stack traces."""
+    """*reason* without stack traces, and without the lines of code in them.
+
+    >>> in_short('It failed:\\n  File "a.py", line 7, in run\\n    run(work)\\nKeyError: 3\\n\\tat org.apache.Task.run')
+    'It failed:\\n  KeyError: 3'
+    """
+    reason = _FRAME.sub("", reason)
     lines = [line for line in reason.splitlines() if line.strip() and not line.lstrip().startswith(_TRACE)]
     return "\n  ".join(lines)[:_REASON_CHARACTERS]
 

@@ -56,8 +56,13 @@ def test_every_operator_on_spark(attribute: str, spark: SparkSession, fed: Fed, 
 def test_what_fails_in_a_task(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
     """A record that the user's function raises on is named, and not tried again; other failures are Spark's to tell."""
     fed.feed(100)
-    with pytest.raises(RecordError, match=r"ZeroDivisionError.*on the record at .*-in\[\d\] offset \d+"):
+    with pytest.raises(RecordError, match=r"ZeroDivisionError.*on the record at .*-in\[\d\] offset \d+") as raised:
         catch_up(fed, load_pipeline("pipelines", "raising", fed.name), 2, tmp_path, submit=submit_to(spark))
+    assert {"operator", "topic", "partition", "offset"} <= raised.value.facts.keys()
+    first, place, *_, last = str(raised.value.__cause__).strip().splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert place.endswith("in fail"), "the user's frames come first"
+    assert last == "ZeroDivisionError: integer division or modulo by zero"
     assert fed.history().checkpoint_latest == 0
     with pytest.raises(StageFailed, match="Spark could not finish nonsense"):
         submit_to(spark)("nonsense", [b"no work at all"])

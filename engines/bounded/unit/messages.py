@@ -118,6 +118,8 @@ class Failure(msgspec.Struct, frozen=True, tag="failure"):
     error: str
     text: str
     facts: dict[str, str | int] = {}
+    users_traceback: str = ""
+    """That of the exception of a user's function, if one raised."""
 
 
 def tries_before(attempt_label: str) -> int:
