@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
-    from exactlyonce.engines.bounded.submit import Executors
+    from exactlyonce.engines.bounded.submit import Executors, UnitsDone
 
 _CHECKPOINTING = ("num_retained", "incremental", "store_timeout_ms", "transaction_timeout_ms", "storage")
 SPARK_TEXT = """\
@@ -100,7 +100,7 @@ def leading_options(args: argparse.Namespace) -> RunOptions:
 
 
 @contextmanager
-def replaying(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
+def replaying(args: argparse.Namespace, name: str, progress: UnitsDone) -> Iterator[Executors]:
     """The executors of a command with the options of `add_replaying`."""
     if args.in_process:
         from exactlyonce.engines.bounded.submit import Executors, in_process
@@ -108,13 +108,13 @@ def replaying(args: argparse.Namespace, name: str, started: Callable[[str, int],
 
         yield Executors(in_process, Path(args.staging or THIS_MACHINE), lambda: 1)
     else:
-        with executors(args, name, started) as where:
+        with executors(args, name, progress) as where:
             yield where
 
 
 @contextmanager
-def executors(args: argparse.Namespace, name: str, started: Callable[[str, int], None]) -> Iterator[Executors]:
-    """The executors of a Spark session; *started* is called with each stage and its number of units."""
+def executors(args: argparse.Namespace, name: str, progress: UnitsDone) -> Iterator[Executors]:
+    """The executors of a Spark session."""
     from exactlyonce.engines.spark.session import is_local, session
     from exactlyonce.engines.spark.submit import executors_of, require_staging
 
@@ -123,4 +123,4 @@ def executors(args: argparse.Namespace, name: str, started: Callable[[str, int],
     if sys.stderr.isatty() and not args.json:
         print("starting Spark ...", end="\r", file=sys.stderr, flush=True)
     with session(args.master, dict(args.spark_conf), f"exactlyonce {name}", args.spark_log) as spark:
-        yield executors_of(spark, args.staging, started)
+        yield executors_of(spark, args.staging, progress)

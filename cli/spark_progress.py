@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from exactlyonce.cli.lines import show_event, show_from_handler
 from exactlyonce.engines import events
 from exactlyonce.pipeline.durations import shown_duration
+from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
     from exactlyonce.checkpoint.records.manifest import Manifest
@@ -43,8 +44,9 @@ class LineOfProgress:
             self._event("started", checkpoint=manifest.checkpoint, offsets=offsets)
         self._show()
 
-    def stage(self, name: str, units: int) -> None:
-        self._stage = f"{name}, {units} {'unit' if units == 1 else 'units'}"
+    def units(self, stage: str, done: int, units: int) -> None:
+        """Show the units of a stage, as `engines.bounded.submit.UnitsDone`."""
+        self._stage = f"{stage}, {done:,} of {counted(units, 'unit')}"
         self._show()
 
     def advanced(self, advanced: Advanced, offsets: int) -> None:
@@ -77,10 +79,12 @@ class LineOfProgress:
             return
         elapsed_s = time.monotonic() - self._began_s
         bar = "#" * (20 * self._done // self._total)
-        line = f"[{bar:<20}] {self._done:,} of {self._total:,} offsets  {self._stage}"
+        line = f"[{bar:<20}] {self._done:,} of {self._total:,} offsets"
         if self._records and elapsed_s:
             left_ms = round(elapsed_s * 1000 * (self._total - self._done) / self._done) if self._done else 0
             line += f"  {self._records / elapsed_s:,.0f} records/s  {shown_duration(left_ms)} left"
+        if self._stage:
+            line += f"  {self._stage}"
         width = shutil.get_terminal_size().columns - 1
         print("\r\x1b[K" + line[:width], end="", file=sys.stderr, flush=True)
 

@@ -59,8 +59,10 @@ NO_REPLAY = "the run was told to halt instead (--repair halt)."
 NOTED_INTERVAL_S = 30.0
 
 
-def beside(beat: Callable[[], None], work: Callable[[Callable[[], None]], R]) -> R:
+def beside(beat: Callable[[], None], work: Callable[[Callable[[], None]], R], interval_s: float | None = None) -> R:
     """Do *work*, which may take long, while another thread repeats *beat*. *work* must not ask the leader.
+
+    *interval_s* lies between two beats; None: that of the leader's upkeep.
 
     An error of *beat* is raised at the end, or by the function that *work* is given and should call often.
     """
@@ -72,7 +74,7 @@ def beside(beat: Callable[[], None], work: Callable[[Callable[[], None]], R]) ->
             raise raised[0]
 
     def go_on() -> None:
-        while not ended.wait(UPKEEP_INTERVAL_S):
+        while not ended.wait(UPKEEP_INTERVAL_S if interval_s is None else interval_s):
             try:
                 beat()
             except Exception as error:

@@ -52,7 +52,7 @@ def audit(args: argparse.Namespace) -> int:
     pipeline = loaded(args)
     progress = LineOfProgress(pipeline.pipeline.name, json=args.json)
     try:
-        with replaying(args, pipeline.pipeline.name, progress.stage) as where:
+        with replaying(args, pipeline.pipeline.name, progress.units) as where:
             work = Audit(pipeline, config, where.submit, where.staging, progress, ignore_foreign=args.ignore_foreign)
             report = work.run(args.first, args.last)
     finally:

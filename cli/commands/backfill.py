@@ -113,7 +113,7 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
         take_over=args.take_over, command_name=named(args), stopping=stopping,
     )  # fmt: skip
     work.judge()
-    with executors(args, name, progress.stage) as where:
+    with executors(args, name, progress.units) as where:
         work.choose_parallelism(where)
         try:
             with handling_stop_signals(_handler(stopping, progress)):

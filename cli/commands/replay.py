@@ -51,7 +51,7 @@ def replay(args: argparse.Namespace) -> int:
     work = Replay(pipeline, config, args.checkpoint, into=args.into, sink=args.sink)
     progress = LineOfProgress(name, json=args.json)
     try:
-        with replaying(args, name, progress.stage) as where:
+        with replaying(args, name, progress.units) as where:
             replayed = work.run(where, progress)
     finally:
         progress.close()

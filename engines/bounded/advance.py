@@ -187,7 +187,8 @@ def _publish(
         )
         for file in files
     ]
-    answers = submit("publish", [_encode(publication) for publication in work]) if work else []
+    description = f"{common.base.pipeline}: checkpoint {common.checkpoint}, publish"
+    answers = submit(description, [_encode(publication) for publication in work]) if work else []
     return [_published_decoder.decode(answer) for answer in answers]
 
 

@@ -58,12 +58,14 @@ def compute(
     With *logs*, inputs are taken along them, without the records that are *left*; otherwise by time.
     """
     receipts: list[Receipt] = []
-    for number, tasks in enumerate(stages(plan), 1):
+    for tasks in stages(plan):
+        names = ", ".join(task.name for task in tasks)
+        description = f"{common.base.pipeline}: checkpoint {common.checkpoint}, stage {names}"
         sent = [file for receipt in receipts for file in receipt.channels]
         units = [
             unit for task in tasks for unit in _units(plan, task, common, sent, ranges=ranges, logs=logs, left=left)
         ]
-        answers = submit(f"stage {number}", [_encode(unit) for unit in units])
+        answers = submit(description, [_encode(unit) for unit in units])
         stage_receipts = [_decoder.decode(answer) for answer in answers]
         done = [(receipt.ack.task, receipt.ack.subtask) for receipt in stage_receipts]
         require(done == [(unit.task, unit.subtask) for unit in units], "every unit has its receipt")

@@ -21,7 +21,12 @@ from exactlyonce.engines.runtime.operators import users_traceback
 from exactlyonce.pipeline.errors import ExactlyOnceError, UsersTraceback, class_name, is_fatal, made_from
 
 Submit = Callable[[str, Sequence[bytes]], list[bytes]]
-"""(name of the stage, encoded work) -> encoded answers in the same order; raises what ended the stage."""
+"""(description of the stage, encoded work) -> encoded answers in the same order; raises what ended the stage.
+
+A description names pipeline, checkpoint and stage: "orders: checkpoint 12, stage totals".
+"""
+UnitsDone = Callable[[str, int, int], None]
+"""(description of the stage, units done, units): told at its beginning, as units end, and at its end."""
 
 
 class Progress(Protocol):

@@ -13,9 +13,11 @@ from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
-from exactlyonce.engines.bounded.catch_up import CatchUp, CatchUpProgress, Summary
+from exactlyonce.engines.bounded.catch_up import CatchUp, Summary
 from exactlyonce.engines.bounded.replay.reproduce import Replay, Replayed
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
+from exactlyonce.engines.bounded.submit import Executors
+from exactlyonce.engines.bounded.work_progress import OnProgress, WorkProgress
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
 from exactlyonce.engines.options import CHUNK_RECORDS
 from exactlyonce.engines.spark.submit import executors_of
@@ -26,15 +28,28 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Notes:
-    """The listener to bounded work that shows notes on stderr, and nothing else."""
+class Listener:
+    """The listener to bounded work that shows notes on stderr, and gives progress to *on_progress*, if there is one."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self._on_progress = on_progress or (lambda progress: None)
+        self._offsets_done = self._offsets = 0
 
     def note(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    def began(self, manifest: Manifest, offsets: int) -> None: ...
-    def advanced(self, advanced: Advanced, offsets: int) -> None: ...
-    def passed(self, offsets: int) -> None: ...
+    def began(self, manifest: Manifest, offsets: int) -> None:
+        self._offsets_done, self._offsets = 0, offsets
+
+    def units(self, stage: str, done: int, units: int) -> None:
+        self._on_progress(WorkProgress(stage, done, units, self._offsets_done, self._offsets))
+
+    def advanced(self, advanced: Advanced, offsets: int) -> None:
+        self._offsets_done += offsets
+        self.units(f"{advanced.manifest.pipeline}: checkpoint {advanced.manifest.checkpoint}", 0, 0)
+
+    def passed(self, offsets: int) -> None:
+        self._offsets_done += offsets
 
 
 def backfill(
@@ -45,7 +60,7 @@ def backfill(
     chunk_records: int = CHUNK_RECORDS,
     take_over: bool = False,
     staging: str | Path | None = None,
-    progress: CatchUpProgress | None = None,
+    progress: OnProgress | None = None,
     **options: Any,
 ) -> Summary:
     """Compute *pipeline* over the history of its topics, up to *to*, and end with a checkpoint that a run goes on from.
@@ -53,6 +68,8 @@ def backfill(
     *pipeline* is one that executors can import, or `module:attribute`. *to* is "latest", a time, or offsets in JSON, as
     for `exactlyonce backfill`; *staging* a folder that all executors see, needed where they are on other machines;
     *take_over* fences an instance that seems to run. Broken off, it goes on at its last checkpoint when it is repeated.
+    *progress* gets a `WorkProgress` as stages begin, units end and checkpoints are complete, sometimes from another
+    thread: `progress=print` prints lines.
     Raises what the command says: `ConfigError`, `Halt`, `BrokerUnavailable`.
     """
     return _caught_up(
@@ -69,7 +86,7 @@ def catch_up(
     chunk_records: int = CHUNK_RECORDS,
     take_over: bool = False,
     staging: str | Path | None = None,
-    progress: CatchUpProgress | None = None,
+    progress: OnProgress | None = None,
     **options: Any,
 ) -> Summary:
     """Go on from the last checkpoint of *pipeline*, up to *to*; otherwise as `backfill`."""
@@ -84,15 +101,16 @@ def _caught_up(
     pipeline: Pipeline | str,
     options: dict[str, Any],
     staging: str | Path | None,
-    progress: CatchUpProgress | None,
+    progress: OnProgress | None,
     *,
     to: str,
     **how: Any,
 ) -> Summary:
-    executors, run = executors_of(spark, staging), options_from(options)
+    listener, run = Listener(progress), options_from(options)
+    executors = _executors(spark, staging, listener, progress)
     run.client.check()
     work = CatchUp(
-        loaded=_loaded(pipeline), options=run, parallelism=parallelism_given(options), progress=progress or Notes(),
+        loaded=_loaded(pipeline), options=run, parallelism=parallelism_given(options), progress=listener,
         stop_offsets=StopOffsets.parse(to), **how,
     )  # fmt: skip
     work.judge()
@@ -107,14 +125,16 @@ def audit(
     last: int | None = None,
     ignore_foreign: bool = False,
     staging: str | Path | None = None,
+    progress: OnProgress | None = None,
     **options: Any,
 ) -> AuditReport:
     """Compare what readers see of *pipeline* with what its input gives, from checkpoint *first* to *last*.
 
     *options* say which cluster: `bootstrap_servers`, `kafka`, `config`. A running pipeline runs on.
     """
-    loaded, executors = _loaded(pipeline), executors_of(spark, staging)
-    work = Audit(loaded, _client(options), executors.submit, executors.staging, Notes(), ignore_foreign=ignore_foreign)
+    loaded, listener = _loaded(pipeline), Listener(progress)
+    executors = _executors(spark, staging, listener, progress)
+    work = Audit(loaded, _client(options), executors.submit, executors.staging, listener, ignore_foreign=ignore_foreign)
     return work.run(first, last)
 
 
@@ -126,6 +146,7 @@ def replay(
     into: str | None = None,
     sink: str | None = None,
     staging: str | Path | None = None,
+    progress: OnProgress | None = None,
     **options: Any,
 ) -> Replayed:
     """Compute the output of *checkpoint* again and count it; *into* is a topic that gets the records of *sink*.
@@ -133,7 +154,15 @@ def replay(
     *options* say which cluster, as for `audit`. A running pipeline runs on.
     """
     work = Replay(_loaded(pipeline), _client(options), checkpoint, into=into, sink=sink)
-    return work.run(executors_of(spark, staging), Notes())
+    listener = Listener(progress)
+    return work.run(_executors(spark, staging, listener, progress), listener)
+
+
+def _executors(
+    spark: SparkSession, staging: str | Path | None, listener: Listener, progress: OnProgress | None
+) -> Executors:
+    """The executors of *spark*, whose tasks are watched only for a program that asks for progress."""
+    return executors_of(spark, staging, None if progress is None else listener.units)
 
 
 def _loaded(pipeline: Pipeline | str) -> Loaded:

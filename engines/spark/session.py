@@ -143,10 +143,14 @@ def is_local(master: str) -> bool:
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
+def is_connect(spark: SparkSession) -> bool:
+    """Whether *spark* is a session of a Connect server."""
+    return "connect" in type(spark).__module__.split(".")
+
+
 def runs_here(spark: SparkSession) -> bool:
     """Whether all tasks run on this machine; those of a Connect server may be elsewhere."""
-    connects = "connect" in type(spark).__module__.split(".")
-    return not connects and is_local(spark.conf.get("spark.master", "") or "")
+    return not is_connect(spark) and is_local(spark.conf.get("spark.master", "") or "")
 
 
 def _refuse_speculation(settings: Mapping[str, str]) -> None:

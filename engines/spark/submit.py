@@ -6,13 +6,14 @@ a task gets bytes and the name of a function; the label of an attempt is unique.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from exactlyonce.engines.bounded.submit import Executors, Submit, perform, settled
+from exactlyonce.engines.bounded.submit import Executors, Submit, UnitsDone, perform, settled
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
+from exactlyonce.engines.spark.jobs import described, watched
 from exactlyonce.engines.spark.session import (
     cores,
     in_short,
@@ -22,10 +23,11 @@ from exactlyonce.engines.spark.session import (
     runs_here,
 )
 from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, require
+from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
     import pyarrow
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 _SCHEMA = "place int, answer binary"
 
@@ -34,18 +36,18 @@ class StageFailed(ExactlyOnceError):
     """A stage of a Spark job failed permanently. Its checkpoint never happened; nothing is lost."""
 
 
-def submit_to(spark: SparkSession, started: Callable[[str, int], None] = lambda stage, units: None) -> Submit:
-    """A `Submit` whose units are tasks of *spark*; *started* is told of each stage and its number of units.
+def submit_to(spark: SparkSession, progress: UnitsDone | None = None) -> Submit:
+    """A `Submit` whose units are tasks of *spark*. Another thread, too, calls *progress*; its errors are raised.
 
     Raises `ConfigError` if *spark* would run a task twice at the same time.
     """
     refuse_speculation_in(spark)
 
     def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
-        started(stage, len(work))
         frame = spark.range(0, len(work), 1, len(work)).mapInArrow(partial(_run, list(work)), _SCHEMA)
         try:
-            rows = frame.collect()
+            with described(spark, f"{stage}, {counted(len(work), 'unit')}"):
+                rows = frame.collect() if progress is None else _collect(spark, frame, stage, len(work), progress)
         except Exception as error:
             if not is_sparks(error):
                 raise
@@ -62,13 +64,24 @@ def submit_to(spark: SparkSession, started: Callable[[str, int], None] = lambda 
     return submit
 
 
-def executors_of(
-    spark: SparkSession, staging: str | Path | None, started: Callable[[str, int], None] = lambda stage, units: None
-) -> Executors:
+def _collect(spark: SparkSession, frame: DataFrame, stage: str, units: int, progress: UnitsDone) -> list[Row]:
+    progress(stage, 0, units)
+    rows = watched(spark, frame.collect, lambda done: progress(stage, done, units) if done < units else None)
+    progress(stage, units, units)
+    return rows
+
+
+def executors_of(spark: SparkSession, staging: str | Path | None, progress: UnitsDone | None = None) -> Executors:
     """The executors of *spark*; ConfigError where they need a folder *staging* shared with this machine."""
     if staging is None and not runs_here(spark):
         require_staging(spark.conf.get("spark.master", "") or "a Connect server")
-    return Executors(submit_to(spark, started), Path(staging or THIS_MACHINE).absolute(), lambda: cores(spark))
+    submit = submit_to(spark, progress)
+    return Executors(submit, Path(staging or THIS_MACHINE).absolute(), lambda: _cores(spark))
+
+
+def _cores(spark: SparkSession) -> int:
+    with described(spark, "exactlyonce: how many cores are there?"):
+        return cores(spark)
 
 
 def require_staging(master: str) -> NoReturn:

@@ -157,7 +157,7 @@ def test_an_error_leaves_nothing_open(fed: Fed, tmp_path: Path) -> None:
 
     def failing(stage: str, work: Sequence[bytes]) -> list[bytes]:
         answers = in_process(stage, work)
-        if stage == "publish":
+        if stage.endswith(", publish"):
             raise OSError("the driver lost its executors")
         return answers
 
@@ -174,8 +174,11 @@ def test_whoever_is_overtaken_ends(fed: Fed, tmp_path: Path) -> None:
     fed.feed(300)
     loaded = load_pipeline("bounded_pipelines", "broad", fed.name)
 
+    stages: list[str] = []
+
     def overtaken(stage: str, work: Sequence[bytes]) -> list[bytes]:
-        if stage == "stage 2":
+        stages.append(stage)
+        if len(stages) == 2:
             catch_up(fed, loaded, 1, tmp_path / "other")
         return in_process(stage, work)
 
@@ -192,7 +195,7 @@ def test_heartbeats_go_on_while_a_job_runs(fed: Fed, tmp_path: Path, monkeypatch
 
     def lasting(stage: str, work: Sequence[bytes]) -> list[bytes]:
         deadline = time.monotonic() + LIMIT_S
-        while stage == "stage 1" and len(seen) < 3:
+        while len(seen) < 3:
             assert time.monotonic() < deadline, f"no heartbeats came but {seen}"
             incarnation = fed.history().newest_incarnation
             assert incarnation is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,14 @@ def test_a_notebook_does_what_the_commands_do(
     with pytest.raises(ConfigError, match="parallelism is '2': write a whole number"):
         backfill(spark, pipeline, parallelism="2", **given)
     kafka.produce(f"{topic_name}-in", [str(number) for number in range(10)])
-    done = backfill(spark, pipeline, **given)
+    lines: list[str] = []
+    spark.sparkContext.setJobDescription("the program's own")
+    done = backfill(spark, pipeline, progress=lambda at: lines.append(str(at)), **given)
+    assert spark.sparkContext.getLocalProperty("spark.job.description") == "the program's own"
+    spark.sparkContext.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]  # None removes it
+    assert lines[0] == f"{topic_name}: checkpoint 1, stage in, 0 of 2 units; 0 of 10 offsets"
+    assert re.fullmatch(r".*: checkpoint 1, publish, (\d) of \1 units?; 0 of 10 offsets", lines[-2])
+    assert lines[-1] == f"{topic_name}: checkpoint 1; 10 of 10 offsets"
     assert (done.records, done.records_out, done.checkpoints) == (10, 10, 1)
     kafka.produce(f"{topic_name}-in", [str(number) for number in range(10, 15)])
     more = catch_up(spark, "doubling:pipeline", parallelism=1, **given)
