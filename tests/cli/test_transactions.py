@@ -101,7 +101,7 @@ def test_what_is_decided_is_shown_in_full_and_committed(orders: Orders) -> None:
     done = command.done("transactions", "commit", orders.name, name)
     assert done.out.splitlines()[-1] == "Checkpoint 1 is finalized: 1 transaction committed."
     assert len(orders.totals()) == 700
-    assert "nothing that is decided" in command.done("transactions", "commit", orders.name).out
+    assert "has no decided output waiting" in command.done("transactions", "commit", orders.name).out
     orders.write(7)
     orders.ran()
     assert len(orders.totals()) == 707
