@@ -158,7 +158,7 @@ def misfit(written: Any, type_: Any) -> str:
     """Why records of schema *written* would change as *type_*, as far as schemas tell; else empty.
 
     >>> misfit({"list": "int"}, set[int])
-    'set[int] (its items that are there more than once) would be lost'
+    'set[int] (its items that occur more than once) would be lost'
     """
     now, name = wire.describe(type_), schema.type_name(type_)
     if written == now:
