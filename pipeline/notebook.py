@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from exactlyonce.pipeline.errors import ConfigError
-from exactlyonce.pipeline.loading import import_module
+from exactlyonce.pipeline.loading import Reference, import_module
+
+_PREFIX = "exactlyonce-notebook-"
+_REMEDIES: dict[type[BaseException], str] = {
+    NameError: "A cell of %%pipeline is a module of its own: it imports and defines all that it uses.",
+    SyntaxError: "A cell of %%pipeline is plain Python: lines with % or ! go into another cell.",
+}
 
 
 def load(shell: Any) -> None:
@@ -32,15 +38,20 @@ def _pipeline(shell: Any, line: str, cell: str) -> None:
     try:
         names = vars(import_module(module, str(file.parent)))
     except ConfigError as error:
-        if not isinstance(error.__cause__, NameError):
-            raise
-        raise ConfigError(
-            f"{error}. A cell of %%pipeline is a module of its own: it imports and defines all that it uses."
-        ) from error
+        for kind, remedy in _REMEDIES.items():
+            if isinstance(error.__cause__, kind):
+                raise ConfigError(f"{error}. {remedy}") from error
+        raise
     shell.push({key: value for key, value in names.items() if not key.startswith("_")})
+
+
+def cell_file(reference: Reference) -> Path | None:
+    """The file of a pipeline's module that ``%%pipeline`` has written here; None for any other module."""
+    folder = Path(str(reference["path"]))
+    return folder / f"{reference['module']}.py" if folder.name.startswith(_PREFIX) else None
 
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """The folder of this process's modules; it goes with the process."""
-    return tempfile.TemporaryDirectory(prefix="exactlyonce-notebook-")
+    return tempfile.TemporaryDirectory(prefix=_PREFIX)

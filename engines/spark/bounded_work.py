@@ -20,8 +20,10 @@ from exactlyonce.engines.bounded.submit import Executors
 from exactlyonce.engines.bounded.work_progress import OnProgress, WorkProgress
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
 from exactlyonce.engines.options import CHUNK_RECORDS
+from exactlyonce.engines.spark.session import runs_here
 from exactlyonce.engines.spark.submit import executors_of
 from exactlyonce.pipeline.loading import Loaded, importable, load
+from exactlyonce.pipeline.notebook import cell_file
 from exactlyonce.pipeline.stream import Pipeline
 
 if TYPE_CHECKING:
@@ -106,11 +108,11 @@ def _caught_up(
     to: str,
     **how: Any,
 ) -> Summary:
-    listener, run = Listener(progress), options_from(options)
-    executors = _executors(spark, staging, listener, progress)
+    listener, run, loaded = Listener(progress), options_from(options), _loaded(pipeline)
+    executors = _executors(spark, loaded, staging, listener, progress)
     run.client.check()
     work = CatchUp(
-        loaded=_loaded(pipeline), options=run, parallelism=parallelism_given(options), progress=listener,
+        loaded=loaded, options=run, parallelism=parallelism_given(options), progress=listener,
         stop_offsets=StopOffsets.parse(to), **how,
     )  # fmt: skip
     work.judge()
@@ -133,7 +135,7 @@ def audit(
     *options* say which cluster: `bootstrap_servers`, `kafka`, `config`. A running pipeline runs on.
     """
     loaded, listener = _loaded(pipeline), Listener(progress)
-    executors = _executors(spark, staging, listener, progress)
+    executors = _executors(spark, loaded, staging, listener, progress)
     work = Audit(loaded, _client(options), executors.submit, executors.staging, listener, ignore_foreign=ignore_foreign)
     return work.run(first, last)
 
@@ -153,15 +155,25 @@ def replay(
 
     *options* say which cluster, as for `audit`. A running pipeline runs on.
     """
-    work = Replay(_loaded(pipeline), _client(options), checkpoint, into=into, sink=sink)
-    listener = Listener(progress)
-    return work.run(_executors(spark, staging, listener, progress), listener)
+    loaded, listener = _loaded(pipeline), Listener(progress)
+    work = Replay(loaded, _client(options), checkpoint, into=into, sink=sink)
+    return work.run(_executors(spark, loaded, staging, listener, progress), listener)
 
 
 def _executors(
-    spark: SparkSession, staging: str | Path | None, listener: Listener, progress: OnProgress | None
+    spark: SparkSession,
+    loaded: Loaded,
+    staging: str | Path | None,
+    listener: Listener,
+    progress: OnProgress | None,
 ) -> Executors:
-    """The executors of *spark*, whose tasks are watched only for a program that asks for progress."""
+    """The executors of *spark*, whose tasks are watched only for a program that asks for progress.
+
+    A cell of a notebook is sent to executors on other machines: they have no such module.
+    """
+    file = cell_file(loaded.reference)
+    if file is not None and not runs_here(spark):
+        spark.addArtifacts(str(file), pyfile=True)
     return executors_of(spark, staging, None if progress is None else listener.units)
 
 

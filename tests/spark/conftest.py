@@ -52,6 +52,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 @pytest.fixture
+def spark_home(tmp_path: Path) -> Path:
+    """The installed Spark below a folder of the test, where the workers of a local cluster have theirs."""
+    import pyspark
+
+    home = tmp_path / "spark"
+    home.mkdir()
+    for path in Path(pyspark.__file__).parent.iterdir():
+        (home / path.name).symlink_to(path)
+    return home
+
+
+@pytest.fixture
 def servers(store_servers: Any) -> Any:
     """The servers of all stores. A test that kills one starts it again."""
     return store_servers

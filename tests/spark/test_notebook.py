@@ -58,6 +58,7 @@ def test_the_shipped_notebook(stoppable: OwnCluster, tmp_path: Path, monkeypatch
         ("", "1", "ConfigError %%pipeline: name the cell by an identifier, as %%pipeline orders."),
         ("my orders", "1", "ConfigError %%pipeline my orders: name the cell by an identifier"),
         ("orders", "Order.customer", "A cell of %%pipeline is a module of its own: it imports and defines all"),
+        ("orders", "%time 1", "A cell of %%pipeline is plain Python: lines with % or ! go into another cell."),
         ("orders", "import nowhere", "imports 'nowhere', which is not installed"),
     ],
 )
