@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.arguments import add_cluster, add_settings, given, pair
-from exactlyonce.engines.options import Restoration, RunOptions
+from exactlyonce.engines.options import BOUNDED_CHECKPOINT, BOUNDED_RUN, Restoration, RunOptions
 from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
     from exactlyonce.engines.bounded.submit import Executors, UnitsDone
 
-_CHECKPOINTING = ("num_retained", "incremental", "store_timeout_ms", "transaction_timeout_ms", "storage")
 SPARK_TEXT = """\
 Spark runs embedded on this machine unless --master, spark-submit or the program's own
 session says otherwise. On a cluster, --staging names a folder that all executors see, and
@@ -76,8 +75,8 @@ def add_leading(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("checkpoints")
     group.add_argument("--take-over", action="store_true", help="even if an instance seems to be running")
     run, checkpoint = declared(RunOptions), declared(CheckpointSettings)
-    add_settings(group, *(checkpoint[name] for name in _CHECKPOINTING))
-    add_settings(group, *(run[name] for name in ("checkpoint_partitions", "accept_loss", "skip", "repair")))
+    add_settings(group, *(checkpoint[name] for name in BOUNDED_CHECKPOINT))
+    add_settings(group, *(run[name] for name in BOUNDED_RUN))
     add_cluster(parser)
 
 

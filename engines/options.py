@@ -82,6 +82,11 @@ class StateSettings(msgspec.Struct, frozen=True):
             ) from None
 
 
+BOUNDED_CHECKPOINT = ("num_retained", "incremental", "store_timeout_ms", "transaction_timeout_ms", "storage")
+BOUNDED_RUN = ("checkpoint_partitions", "accept_loss", "skip", "repair")
+"""The fields of `CheckpointSettings` and `RunOptions` that bounded work has, too, beside parallelism and savepoints."""
+
+
 def _declare(default: Any, declaration: Setting) -> Any:
     return field(default=default, metadata={"setting": declaration})
 

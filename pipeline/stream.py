@@ -94,6 +94,9 @@ class Pipeline:
     def run(self, engine: str = "local", **options: Any) -> Any:
         """Run it; see `exactlyonce run --help` for the options, here with `_` for `-`.
 
+        ``run("spark", spark=spark, until="latest")`` runs on a Spark session, up to the present end of the topics, with
+        the options of `exactlyonce.spark.backfill`.
+
         *on_event* is a function that gets each event, a line of JSON there, as a dict. In a script, call `run` under
         ``if __name__ == "__main__":``, since worker processes import the script.
         """

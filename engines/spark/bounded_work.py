@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit, AuditReport
@@ -19,11 +20,13 @@ from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Executors
 from exactlyonce.engines.bounded.work_progress import OnProgress, WorkProgress
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
-from exactlyonce.engines.options import CHUNK_RECORDS
+from exactlyonce.engines.options import BOUNDED_CHECKPOINT, BOUNDED_RUN, CHUNK_RECORDS, Restoration, RunOptions
 from exactlyonce.engines.spark.session import runs_here
 from exactlyonce.engines.spark.submit import executors_of
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.loading import Loaded, importable, load
 from exactlyonce.pipeline.notebook import cell_file
+from exactlyonce.pipeline.settings import declared
 from exactlyonce.pipeline.stream import Pipeline
 
 if TYPE_CHECKING:
@@ -75,7 +78,7 @@ def backfill(
     Raises what the command says: `ConfigError`, `Halt`, `BrokerUnavailable`.
     """
     return _caught_up(
-        spark, pipeline, options, staging, progress, to=to, chunk_records=chunk_records, take_over=take_over,
+        spark, _loaded(pipeline), options, staging, progress, to=to, chunk_records=chunk_records, take_over=take_over,
         from_nothing=True,
     )  # fmt: skip
 
@@ -93,14 +96,41 @@ def catch_up(
 ) -> Summary:
     """Go on from the last checkpoint of *pipeline*, up to *to*; otherwise as `backfill`."""
     return _caught_up(
-        spark, pipeline, options, staging, progress, to=to, chunk_records=chunk_records, take_over=take_over,
+        spark, _loaded(pipeline), options, staging, progress, to=to, chunk_records=chunk_records, take_over=take_over,
         from_nothing=False,
     )  # fmt: skip
 
 
+def run(
+    loaded: Loaded,
+    *,
+    spark: SparkSession | None = None,
+    until: str | None = None,
+    chunk_records: int = CHUNK_RECORDS,
+    take_over: bool = False,
+    staging: str | Path | None = None,
+    progress: OnProgress | None = None,
+    **options: Any,
+) -> Manifest:
+    """Implements `Pipeline.run(engine="spark")`: a backfill up to the present end, which returns the last manifest."""
+    if spark is None:
+        raise ConfigError('The engine "spark" runs on the session of your program: give it, as spark=spark.')
+    until = until or read_file(options.get("config")).get("run", {}).get("until")
+    if until != "latest":
+        raise ConfigError(
+            f"until is {until or 'not given'}: a run on Spark ends at the present end of its topics, so say "
+            f'until="latest". A run that goes on needs the engine "local", or `exactlyonce catch-up --follow`.'
+        )
+    summary = _caught_up(
+        spark, loaded, options, staging, progress, to="latest", chunk_records=chunk_records, take_over=take_over,
+        from_nothing=True,
+    )  # fmt: skip
+    return summary.manifest
+
+
 def _caught_up(
     spark: SparkSession,
-    pipeline: Pipeline | str,
+    loaded: Loaded,
     options: dict[str, Any],
     staging: str | Path | None,
     progress: OnProgress | None,
@@ -108,11 +138,11 @@ def _caught_up(
     to: str,
     **how: Any,
 ) -> Summary:
-    listener, run, loaded = Listener(progress), options_from(options), _loaded(pipeline)
+    listener, checked = Listener(progress), _run_options(options)
     executors = _executors(spark, loaded, staging, listener, progress)
-    run.client.check()
+    checked.client.check()
     work = CatchUp(
-        loaded=loaded, options=run, parallelism=parallelism_given(options), progress=listener,
+        loaded=loaded, options=checked, parallelism=parallelism_given(options), progress=listener,
         stop_offsets=StopOffsets.parse(to), **how,
     )  # fmt: skip
     work.judge()
@@ -175,6 +205,20 @@ def _executors(
     if file is not None and not runs_here(spark):
         spark.addArtifacts(str(file), pyfile=True)
     return executors_of(spark, staging, None if progress is None else listener.units)
+
+
+def _run_options(options: dict[str, Any]) -> RunOptions:
+    """The checked *options*; ConfigError for one that is for worker processes alone. A file may have those, too."""
+    checkpoint, run = declared(CheckpointSettings), declared(RunOptions)
+    names = [run[name] for name in (*BOUNDED_RUN, "parallelism", "allow_dropped_fields")]
+    names += [*(checkpoint[name] for name in BOUNDED_CHECKPOINT), *declared(Restoration).values()]
+    known = {"bootstrap_servers", "config", "kafka", *(name.keyword for name in names)}
+    if refused := sorted(name for name, value in options.items() if value is not None and name not in known):
+        raise ConfigError(
+            f"{', '.join(refused)}: bounded work on Spark has no such option, for a checkpoint there is a chunk of the "
+            f"input and a unit is tried again by Spark. Leave it out; options are: {', '.join(sorted(known))}."
+        )
+    return options_from(options)
 
 
 def _loaded(pipeline: Pipeline | str) -> Loaded:

@@ -33,6 +33,17 @@ pipeline.source("in", KafkaSource("{name}-in", value=int)).map(double).sink("out
 """
 
 
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"until": "latest"}, "runs on the session of your program: give it, as spark=spark"),
+    ({"spark": "a session"}, "until is not given: a run on Spark ends at the present end"),
+    ({"spark": "a session", "until": "running"}, "until is running: a run on Spark ends at the present end"),
+    (
+        {"spark": "a session", "until": "latest", "checkpoint_interval": "1s", "on_event": print},
+        "^checkpoint_interval, on_event: bounded work on Spark has no such option.*options are: accept_loss, allow_",
+    ),
+]
+
+
 def test_a_notebook_does_what_the_commands_do(
     spark: SparkSession, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +68,9 @@ def test_a_notebook_does_what_the_commands_do(
     assert lines[-1] == f"{topic_name}: checkpoint 1; 10 of 10 offsets"
     assert (done.records, done.records_out, done.checkpoints) == (10, 10, 1)
     kafka.produce(f"{topic_name}-in", [str(number) for number in range(10, 15)])
+    for options, problem in REFUSED:
+        with pytest.raises(ConfigError, match=problem):
+            pipeline.run("spark", **options, **given)
     more = catch_up(spark, "doubling:pipeline", parallelism=1, **given)
     assert (more.records, more.parallelism) == (5, 1)
     values = sorted(int(record.value or b"") for record in kafka.read_committed(f"{topic_name}-out"))
@@ -66,9 +80,16 @@ def test_a_notebook_does_what_the_commands_do(
     replayed = replay(spark, pipeline, more.manifest.checkpoint, into=f"{topic_name}-again", **given)
     assert (replayed.agrees, replayed.records, replayed.produced) == (True, 5, 5)
     assert len(kafka.read_committed(f"{topic_name}-again")) == 5
+    kafka.produce(f"{topic_name}-in", ["15"])
+    manifest = pipeline.run("spark", spark=spark, until="latest", parallelism=1, **given)
+    assert (manifest.checkpoint, manifest.records_committed) == (3, 1)
 
 
-def test_a_session_that_runs_tasks_twice_is_refused(spark: SparkSession) -> None:
+def test_a_session_that_runs_tasks_twice_is_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "refused.py").write_text(MODULE.format(name="refused"))
+    monkeypatch.syspath_prepend(tmp_path)
     for name, value in {
         "spark.sql.legacy.setCommandRejectsSparkCoreConfs": "false",
         "spark.speculation": "true",
@@ -76,7 +97,7 @@ def test_a_session_that_runs_tasks_twice_is_refused(spark: SparkSession) -> None
         spark.conf.set(name, value)
     try:
         with pytest.raises(ConfigError, match=r"spark\.speculation is on"):
-            backfill(spark, "nobody:pipeline", bootstrap_servers="127.0.0.1:1")
+            backfill(spark, "refused:pipeline", bootstrap_servers="127.0.0.1:1")
     finally:
         spark.conf.unset("spark.speculation")
         spark.conf.unset("spark.sql.legacy.setCommandRejectsSparkCoreConfs")
