@@ -12,6 +12,9 @@ T_co = TypeVar("T_co", covariant=True)
 class Source(ABC, Generic[T_co]):
     """The origin of records."""
 
+    start_group: str | None = None
+    """The consumer group at whose offsets it begins, if any."""
+
     @property
     @abstractmethod
     def type(self) -> Any:

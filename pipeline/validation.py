@@ -54,6 +54,11 @@ def _node(graph: LogicalGraph, node: Node) -> Iterator[str]:
     if node.source:
         yield from node.source.problems()
         yield from _source_topic(graph, node)
+        if node.source.start_group == graph.pipeline_id:
+            yield (
+                f"start_group={node.source.start_group!r} is the pipeline's own name, under which its offsets are "
+                f"published: the group's would be overwritten. Give the pipeline another name"
+            )
     if node.sink:
         yield from _sink(graph, node)
     if node.kind is Kind.KEY_BY:

@@ -58,31 +58,32 @@ def operations(config: ClientConfig, group: str) -> frozenset[str] | None:
 
 
 def _operations(wire: Wire, group: str) -> frozenset[str] | None:
-    coordinator = _coordinator(wire, group)
-    if coordinator.error_code == GROUP_REFUSED:
+    found = coordinator(wire, group)
+    if found.error_code == GROUP_REFUSED:
         return frozenset()
-    refuse(coordinator.error_code, f"Finding the coordinator of group {group}")
+    refuse(found.error_code, f"Finding the coordinator of group {group}")
     message = DescribeGroupsRequest(
         groups=[group],
         include_authorized_operations=True,
         max_version=5,  # later ones say nothing of a group that does not exist
     )
-    described = wire.ask(message, coordinator.node_id).groups[0]
+    described = wire.ask(message, found.node_id).groups[0]
     if described.error_code == GROUP_REFUSED:
         return frozenset()
     refuse(described.error_code, f"Asking for group {group}")
     return operation_names(described.authorized_operations)
 
 
-def _coordinator(wire: Wire, group: str) -> Any:
+def coordinator(wire: Wire, group: str) -> Any:
+    """The answer that names the broker of *group*; its error code is not looked at."""
     question = FindCoordinatorRequest(key_type=CoordinatorType.GROUP.value, coordinator_keys=[group])
     return wire.ask(question).coordinators[0]
 
 
 def _forget(wire: Wire, group: str, partitions: Mapping[str, Sequence[int]]) -> list[str]:
-    coordinator = _coordinator(wire, group)
-    refuse(coordinator.error_code, f"Finding the coordinator of group {group}")
-    answer = wire.ask(_request(group, partitions), coordinator.node_id)
+    found = coordinator(wire, group)
+    refuse(found.error_code, f"Finding the coordinator of group {group}")
+    answer = wire.ask(_request(group, partitions), found.node_id)
     if answer.error_code == GROUP_NOT_FOUND:
         return []
     if answer.error_code in GROUP_IN_USE:

@@ -41,6 +41,8 @@ class KafkaSource(Source[T]):
       value is an error unless the type admits None: ``value=Order | None``.
     - *key*: the type of `Record.key`: bytes (the default), str, int, float or bool; only seen with *metadata*.
     - *start*: where to begin without a checkpoint: "earliest", "latest", an aware datetime, or offsets by partition.
+    - *start_group*: a consumer group without members, at whose offsets to begin without a checkpoint; *start* counts
+      for the partitions in which it has none. The group is only read.
     - *on_error* for a record that does not decode: "fail" stops the pipeline and names the record and the field; "skip"
       counts it, logs it and goes on. An outage that a codec meets (`Unavailable`, OSError) is neither.
     """
@@ -51,6 +53,7 @@ class KafkaSource(Source[T]):
     value_type: Any
     metadata: bool
     start: Start
+    start_group: str | None
     on_error: Literal["fail", "skip"]
 
     @overload
@@ -60,6 +63,7 @@ class KafkaSource(Source[T]):
         *,
         value: TypeForm[V] | Codec[V],
         start: Start = ...,
+        start_group: str | None = ...,
         metadata: Literal[False] = ...,
         on_error: Literal["fail", "skip"] = ...,
     ) -> None: ...
@@ -72,6 +76,7 @@ class KafkaSource(Source[T]):
         value: TypeForm[V] | Codec[V],
         key: type[Any] = ...,
         start: Start = ...,
+        start_group: str | None = ...,
         metadata: Literal[True],
         on_error: Literal["fail", "skip"] = ...,
     ) -> None: ...
@@ -84,6 +89,7 @@ class KafkaSource(Source[T]):
         *,
         value: UnionType | type[Any],
         start: Start = ...,
+        start_group: str | None = ...,
         metadata: Literal[False] = ...,
         on_error: Literal["fail", "skip"] = ...,
     ) -> None: ...
@@ -96,6 +102,7 @@ class KafkaSource(Source[T]):
         value: UnionType | type[Any],
         key: type[Any] = ...,
         start: Start = ...,
+        start_group: str | None = ...,
         metadata: Literal[True],
         on_error: Literal["fail", "skip"] = ...,
     ) -> None: ...
@@ -107,6 +114,7 @@ class KafkaSource(Source[T]):
         value: Any,
         key: type[Any] | None = None,
         start: Start = "earliest",
+        start_group: str | None = None,
         metadata: bool = False,
         on_error: Literal["fail", "skip"] = "fail",
     ) -> None:
@@ -123,6 +131,7 @@ class KafkaSource(Source[T]):
             "value_type": value_codec.type if isinstance(value, Codec) else value,
             "metadata": metadata,
             "start": start,
+            "start_group": start_group,
             "on_error": on_error,
         }
         for field, content in fields.items():
@@ -161,7 +170,19 @@ class KafkaSource(Source[T]):
         return f"the value is not {schema.type_name(self.value_type)} in {self.value_codec.name}: {error}"
 
     def first_offsets(self, source: str, topics: Topics) -> dict[int, int]:
-        """The first offset by partition of a pipeline without a checkpoint; *source* is its id."""
+        """The first offset by partition of a pipeline without a checkpoint; *source* is its id.
+
+        Raises `ConfigError` if *start* or the offsets of *start_group* do not fit the topic.
+        """
+        offsets = self._start_offsets(source, topics)
+        if self.start_group is None:
+            return offsets
+        from exactlyonce.connectors.kafka.start_group import committed
+
+        return {**offsets, **committed(topics, source, self.start_group, self.topic)}
+
+    def _start_offsets(self, source: str, topics: Topics) -> dict[int, int]:
+        """The offsets of *start*."""
         first = topics.start_offsets(self.topic)
         match self.start:
             case "earliest":
@@ -209,6 +230,8 @@ class KafkaSource(Source[T]):
             yield f'on_error={self.on_error!r} must be "fail" or "skip"'
         if problem := _start_problem(self.start):
             yield problem
+        if self.start_group is not None and not (isinstance(self.start_group, str) and self.start_group):
+            yield f"start_group={self.start_group!r} must be the name of a consumer group"
 
     def describe(self) -> dict[str, Any]:
         """The topic and the codec; the start is not part of the source's identity."""

@@ -84,6 +84,11 @@ class Topics:
     ) -> None:
         self._wire = Wire(config, timeout_ms=timeout_ms, clock=clock, sleep=sleep, observe=observe)
 
+    @property
+    def config(self) -> ClientConfig:
+        """The settings of the cluster's clients."""
+        return self._wire.config
+
     def delete(self, topic: Topic) -> None:
         """Delete *topic* by its id, and return once no broker has it. A recreated topic of its name stays."""
         self._wire.retrying(lambda: _delete(self._wire, topic), f"Deleting topic {topic.name}")

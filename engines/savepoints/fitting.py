@@ -232,4 +232,4 @@ def offsets_now(saved: Saved, around: Surroundings, asked: Restoration) -> tuple
             f"their offsets."
         )
     known = {offset.source for offset in kept}
-    return (*kept, *(start for start in around.inputs.start_offsets() if start.source not in known))
+    return (*kept, *around.inputs.start_offsets(known))

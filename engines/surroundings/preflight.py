@@ -6,7 +6,7 @@ newest manifest ends; an added partition is read from offset 0, whenever it is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -58,11 +58,12 @@ class Inputs:
                 there = ", ".join(f"{topic.name} with {topic.partitions} partitions" for topic in topics)
                 raise ConfigError(f"--skip {place}: the pipeline reads no such partition. It reads {there}.")
 
-    def start_offsets(self) -> tuple[SourceOffset, ...]:
-        """The first offsets of a pipeline without a checkpoint."""
+    def start_offsets(self, known: Container[str] = ()) -> tuple[SourceOffset, ...]:
+        """The first offsets of a pipeline without a checkpoint, but for *known* sources."""
         return tuple(
             SourceOffset(id, source.topic, self.described[source.topic].topic_id, partition, offset)
             for id, source in sorted(self.sources.items())
+            if id not in known
             for partition, offset in sorted(source.first_offsets(id, self.topics).items())
         )
 

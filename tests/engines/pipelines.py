@@ -396,6 +396,14 @@ def starting(name: str, start: str) -> Pipeline:
     return pipeline
 
 
+def moved_over(name: str, group: str) -> Pipeline:
+    """Copies of orders, from the offsets of a consumer group on."""
+    pipeline = Pipeline(name)
+    orders = pipeline.source("orders", KafkaSource(f"{name}-in", value=Order, start_group=group))
+    orders.sink("copies-out", KafkaSink(f"{name}-copies", key=_customer))
+    return pipeline
+
+
 class Odd(msgspec.Struct):
     """Fields of an order, so that only the class says what it is."""
 

@@ -123,7 +123,7 @@ def restoring(storage: FileStorage) -> Callable[..., Restoring]:
     ) -> Restoring:  # fmt: skip
         inputs: Any = SimpleNamespace(
             sources={"right": SimpleNamespace(topic="orders")}, described={"orders": SimpleNamespace(topic_id="id")},
-            start_offsets=tuple, check_continuity=lambda manifest: None,
+            start_offsets=lambda known: (), check_continuity=lambda manifest: None,
         )  # fmt: skip
         storages: Any = SimpleNamespace(of={"there": storage}.__getitem__)
         told = [] if notes is None else notes

@@ -93,6 +93,10 @@ MISTAKES: dict[str, Write] = {
     "start='latets' must be": lambda p, s: p.source("b", KafkaSource("b", value=Order, start="latets")),  # type: ignore[call-overload]  # it is wrong on purpose
     "has no time zone": lambda p, s: p.source("b", KafkaSource("b", value=Order, start=datetime(2026, 1, 1))),
     "must map partitions to offsets": lambda p, s: p.source("b", KafkaSource("b", value=Order, start={0: -1})),
+    "start_group='' must be the name of": lambda p, s: p.source("b", KafkaSource("b", value=Order, start_group="")),
+    "start_group='p' is the pipeline's own name": lambda p, s: p.source(
+        "b", KafkaSource("b", value=Order, start_group="p")
+    ),
     "on_error='ignore' must be": lambda p, s: p.source("b", KafkaSource("b", value=Order, on_error="ignore")),  # type: ignore[call-overload]  # it is wrong on purpose
     "key='id' must be a function": lambda p, s: s.sink("out", KafkaSink("out", key="id")),  # type: ignore[arg-type]  # it is wrong on purpose
     "create_partitions=0 must be": lambda p, s: s.sink("out", KafkaSink("out", create_partitions=0)),

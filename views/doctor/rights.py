@@ -22,6 +22,7 @@ OF_OUTPUT = ("Read", "Write")
 OF_CHECKPOINTS = ("Read", "Write", "DescribeConfigs")
 OF_TRANSACTIONS = ("Write",)
 OF_GROUP = ("Read",)
+OF_START_GROUP = ("Describe",)
 OF_CLUSTER = ("DescribeConfigs",)
 NOBODYS = "doctor"
 """After the prefix: no sink and no coordinator has such an id."""
@@ -43,6 +44,10 @@ class RightsCheck:
         what = f"rights on group {subject.name}"
         with self.findings.checking(what):
             self._compare("group", subject.name, OF_GROUP, group_offsets.operations(subject.config, subject.name), what)
+        for group in subject.start_groups:
+            what = f"rights on group {group}"
+            with self.findings.checking(what):
+                self._compare("group", group, OF_START_GROUP, group_offsets.operations(subject.config, group), what)
         with self.findings.checking("rights on the cluster"):
             self._cluster()
         with self.findings.checking(f"rights on transactional ids {transaction_prefix(subject.name)}"):

@@ -67,6 +67,12 @@ class Subject:
         of_graph = (node.source.topic for node in sources if node.source is not None)
         return sorted({*self.traces.inputs(), *(topic for topic in of_graph if topic is not None)})
 
+    @property
+    def start_groups(self) -> list[str]:
+        """The consumer groups at whose offsets the first run will begin; none once there is a checkpoint."""
+        sources = self.graph.sources if self.graph is not None and self.newest is None else ()
+        return sorted({node.source.start_group for node in sources if node.source and node.source.start_group})
+
     @cached_property
     def outputs(self) -> list[str]:
         sinks = self.graph.sinks if self.graph is not None else ()
