@@ -26,6 +26,9 @@ the first request ("not leader") and take the second: it has no state of this pr
 number. librdkafka then reports the records of the first as delivered, without an offset (confluent-kafka-go #921).
 """
 
+NOW, ANY_PARTITION = 0, -1
+"""In `produce`: the timestamp and the partition that the client chooses itself."""
+
 _ASKED_FOR = ("debug", "log_level")
 
 

@@ -173,6 +173,8 @@ class WriterContext:
     """Called with each transactional id whose producer is ready to be granted."""
     note: Callable[[str], None]
     """Called, on the worker's loop, with a sentence for the operator."""
+    partitions: int | None = None
+    """The number of partitions of the sink's topic, if it has one."""
 
 
 class Opened(NamedTuple):
@@ -192,8 +194,8 @@ class WritesToTopic(Protocol):
     def create_partitions(self) -> int | None:
         """The partition count with which a missing topic is created; None: it must exist."""
 
-    def encoder(self, type_: Any, /) -> SinkEncoder:
-        """The encoder of records of the type."""
+    def encoder(self, type_: Any, partitions: int | None, /) -> SinkEncoder:
+        """The encoder of records of the type, for a topic with so many partitions."""
 
 
 class Writable(Protocol):

@@ -14,15 +14,13 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from exactlyonce.checkpoint.records.committable import Committable, Written
 from exactlyonce.checkpoint.transactions.broker_answers import ListedTransaction
-from exactlyonce.connectors.confluent import make_producer
+from exactlyonce.connectors.confluent import NOW, make_producer
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.log import Log, RecordsGone
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.pipeline.errors import BrokerUnavailable
 
 TIMEOUT_S = 120.0
-NOW = 0
-"""The timestamp that lets the client take its own time."""
 
 
 class Outgoing(NamedTuple):

@@ -159,6 +159,7 @@ def _common(
         drops_fields=options.allow_dropped_fields,
         skips=options.skip,
         incremental=options.checkpoint.incremental,
+        output_partitions=connections.surroundings.outputs.partitions,
     )
 
 

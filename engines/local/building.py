@@ -260,5 +260,6 @@ class _Builder:
             blocks=self.parts.blocks,
             prepared=lambda name: self.send_message(msg.Prepared(node.id, start.subtask, name)),
             note=self.parts.notes.append,
+            partitions=start.output_partitions.get(node.id),
         )
         return sink_output(node, self.plan.graph, opened.writer, opened.encoder, activity)

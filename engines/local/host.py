@@ -273,6 +273,7 @@ class LocalHost:
             storage=checkpoint.storage,
             drops_fields=options.allow_dropped_fields,
             skips=options.skip,
+            output_partitions=topics.outputs.partitions,
         )
 
     @property

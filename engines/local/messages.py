@@ -53,6 +53,8 @@ class Start(msgspec.Struct, tag=True):
     """`VersionedState.drops_fields`, of all states."""
     skips: tuple[RecordPlace, ...] = ()
     """The input records to leave out."""
+    output_partitions: dict[str, int] = {}
+    """The number of partitions of each sink's topic, by sink."""
 
 
 class Trigger(msgspec.Struct, tag=True):

@@ -260,6 +260,7 @@ class Assembler:
         blocks: WorkerBlocks,
         prepared: Callable[[str], None],
         note: Callable[[str], None],
+        partitions: int | None,
     ) -> Opened:
         """Open the writer of sink *node*, one of *operators*; see `WriterContext`. *blocks* take what it stages."""
         context = WriterContext(
@@ -274,6 +275,7 @@ class Assembler:
             staging=StagedBlocks(blocks, node.id, self.subtask),
             prepared=prepared,
             note=note,
+            partitions=partitions,
         )
         with naming(node.id):
             opened = cast("Writable", node.sink).open_writer(context)

@@ -224,6 +224,11 @@ class OutputTopics:
         return tuple((id, sink.topic, self.described[sink.topic].partitions) for id, sink in self.sinks.items())
 
     @property
+    def partitions(self) -> dict[str, int]:
+        """The number of partitions by sink id."""
+        return {id: count for id, _, count in self.counted}
+
+    @property
     def foreseen(self) -> tuple[tuple[str, str, int], ...]:
         """The same, with the partitions of topics to be created."""
         known = {name: topic.partitions for name, topic in self.described.items()}

@@ -86,7 +86,7 @@ class SinkProducer(Protocol):
 
     @property
     def produce(self) -> Callable[..., None]:
-        """``produce(topic, value, key, timestamp=..., headers=...)``; BufferError: its queue is full."""
+        """``produce(topic, value, key, partition, timestamp=..., headers=...)``; BufferError: its queue is full."""
 
     @property
     def poll(self) -> Callable[[float], int]:

@@ -18,6 +18,7 @@ from operator import length_hint
 from confluent_kafka import KafkaError, KafkaException
 
 from exactlyonce.checkpoint.clock import Clock
+from exactlyonce.connectors.confluent import ANY_PARTITION, NOW
 from exactlyonce.pipeline.departures import Departures
 from exactlyonce.pipeline.errors import ExactlyOnceError, RecordError, require
 from exactlyonce.sinks.kafka.producers import Failure, Pending, Producers, SinkProducer, failure, too_large, why
@@ -166,11 +167,13 @@ class ProducingWriter(IntervalWriter, ABC):
         keys = repeat(None, outputs.left) if outputs.keys is None else outputs.keys[begin:]
         full = False
         try:
-            if outputs.timestamps is not None:
-                times = outputs.timestamps[begin:]
-                all_headers = repeat([], outputs.left) if outputs.headers is None else outputs.headers[begin:]
-                for value, key, headers, time_ms in zip(values, keys, all_headers, times, strict=True):
-                    produce(topic, value, key, timestamp=time_ms, headers=[*headers])
+            if outputs.timestamps is not None or outputs.partitions is not None:
+                count = outputs.left
+                times = repeat(NOW, count) if outputs.timestamps is None else outputs.timestamps[begin:]
+                places = repeat(ANY_PARTITION, count) if outputs.partitions is None else outputs.partitions[begin:]
+                all_headers = repeat([], count) if outputs.headers is None else outputs.headers[begin:]
+                for value, key, place, headers, time_ms in zip(values, keys, places, all_headers, times, strict=True):
+                    produce(topic, value, key, place, timestamp=time_ms, headers=[*headers])
             elif outputs.headers is None:
                 for value, key in zip(values, keys, strict=True):
                     produce(topic, value, key)

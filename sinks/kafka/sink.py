@@ -14,6 +14,7 @@ import msgspec
 from exactlyonce.checkpoint.records.committable import TransactionalId
 from exactlyonce.pipeline.codec import Codec, JsonCodec, codec_for, require_finite
 from exactlyonce.pipeline.delivery import AT_LEAST_ONCE, EXACTLY_ONCE, Delivery
+from exactlyonce.pipeline.errors import require
 from exactlyonce.pipeline.hints import UNKNOWN
 from exactlyonce.pipeline.names import topic_problem
 from exactlyonce.pipeline.sink import Sink, mapped
@@ -38,6 +39,8 @@ class KafkaSink(Sink[T], Generic[T]):
     - *headers*: a function from the output to (name, bytes) pairs; text for bytes is written in UTF-8.
     - *timestamp*: a function from the output to its time, as milliseconds since 1970 from 1 on, or as a datetime with a
       time zone; None: the time when it is written. A topic with message.timestamp.type=LogAppendTime does not keep it.
+    - *partition*: a function from the output to its partition, from 0 to before the topic's number of partitions; None:
+      the client chooses it by the key, or at random without one.
     - *create_partitions*: the partition count with which a missing topic is created; None makes that an error.
     - *delivery*: "exactly_once", or a weaker one without transactions: "at_least_once", whose outputs come at once, and
       again after a failure, or "at_most_once", whose outputs come after their checkpoint, or never.
@@ -52,6 +55,7 @@ class KafkaSink(Sink[T], Generic[T]):
     key: Callable[[T], object] | None = None
     headers: Callable[[T], Headers] | None = None
     timestamp: Callable[[T], int | datetime] | None = None
+    partition: Callable[[T], int] | None = None
     create_partitions: int | None = 4
     delivery: str = EXACTLY_ONCE
 
@@ -63,12 +67,13 @@ class KafkaSink(Sink[T], Generic[T]):
         key: Callable[[T], object] | None = None,
         headers: Callable[[T], Headers] | None = None,
         timestamp: Callable[[T], int | datetime] | None = None,
+        partition: Callable[[T], int] | None = None,
         create_partitions: int | None = 4,
         delivery: Delivery = EXACTLY_ONCE,
     ) -> None:
         fields = {
             "topic_name": topic, "value": value, "key": key, "headers": headers, "timestamp": timestamp,
-            "create_partitions": create_partitions, "delivery": delivery,
+            "partition": partition, "create_partitions": create_partitions, "delivery": delivery,
         }  # fmt: skip
         for field, content in fields.items():
             object.__setattr__(self, field, content)
@@ -87,12 +92,14 @@ class KafkaSink(Sink[T], Generic[T]):
         """The codec of values if the stream has this type."""
         return codec_for(value_type(type_) if self.value is None else self.value)
 
-    def encoder(self, type_: Any) -> KafkaEncoder:
-        """The encoder of records of this type."""
+    def encoder(self, type_: Any, partitions: int | None = None) -> KafkaEncoder:
+        """The encoder of records of this type, for a topic with so many *partitions*; ``partition=`` needs them."""
+        require(self.partition is None or partitions is not None, "the partitions of a topic are counted before output")
         records = holds_records(type_)
         key = self.key or (attrgetter("key") if records else None)
         headers = self.headers or (attrgetter("headers") if records else None)
-        return KafkaEncoder(self.codec(type_), records, key, headers, self.timestamp)
+        placing = None if self.partition is None else Placing(self.partition, self.topic, partitions or 0)
+        return KafkaEncoder(self.codec(type_), records, key, headers, self.timestamp, placing)
 
     def open_writer(self, context: WriterContext) -> Opened:
         """The writer of one subtask; its transactional ids, if it has any, are those of this attempt."""
@@ -100,7 +107,7 @@ class KafkaSink(Sink[T], Generic[T]):
         from exactlyonce.sinks.kafka.transaction_pool import TransactionPool
         from exactlyonce.sinks.kafka.writer import KafkaWriter
 
-        encoder = self.encoder(context.type)
+        encoder = self.encoder(context.type, context.partitions)
         clock, producers = context.clients.clock, context.clients.producers(self.topic)
         if self.delivery == EXACTLY_ONCE:
             writer = KafkaWriter(
@@ -115,7 +122,7 @@ class KafkaSink(Sink[T], Generic[T]):
         """The problems of the topic and the functions, and of the type for the codec."""
         if problem := topic_problem(self.topic):
             yield problem
-        for name in ("key", "headers", "timestamp"):
+        for name in ("key", "headers", "timestamp", "partition"):
             function = getattr(self, name)
             if function is not None and not callable(function):
                 yield f"{name}={function!r} must be a function of the output"
@@ -133,6 +140,11 @@ class KafkaSink(Sink[T], Generic[T]):
 def gives_times(sink: object) -> bool:
     """Whether *sink* is a `KafkaSink` with ``timestamp=``."""
     return isinstance(sink, KafkaSink) and sink.timestamp is not None
+
+
+def gives_partitions(sink: object) -> bool:
+    """Whether *sink* is a `KafkaSink` with ``partition=``."""
+    return isinstance(sink, KafkaSink) and sink.partition is not None
 
 
 def _transactional_ids(context: WriterContext) -> Iterator[TransactionalId]:
@@ -153,6 +165,8 @@ class Outputs(msgspec.Struct, array_like=True):
     timestamps: Sequence[int] | None = None
     """In ms since 1970; None: the client's time."""
     done: int = 0
+    partitions: Sequence[int] | None = None
+    """None: the client chooses them."""
 
     def __len__(self) -> int:
         return self.left
@@ -168,6 +182,34 @@ class Outputs(msgspec.Struct, array_like=True):
         return sum(map(len, filter(None, self.values))) + sum(map(len, filter(None, self.keys or ())))
 
 
+@dataclass(frozen=True)
+class Placing:
+    """The user's choice of partitions."""
+
+    function: Callable[[Any], int]
+    topic: str
+    count: int
+    """The number of the topic's partitions when the work began."""
+
+    def partitions(self, outputs: Sequence[Any]) -> list[int]:
+        """The partition of each output; TypeError or ValueError if the topic has none such."""
+        partitions: list[Any] = mapped("partition", self.function, outputs)
+        if set(map(type, partitions)) == {int} and min(partitions) >= 0 and max(partitions) < self.count:
+            return partitions
+        return list(map(self._partition, partitions))
+
+    def _partition(self, partition: object) -> int:
+        expected = f"topic {self.topic!r} has partitions 0 to {self.count - 1}"
+        if not isinstance(partition, int) or isinstance(partition, bool):
+            raise TypeError(f"partition= has given {partition!r:.100}, which must be an int; {expected}")
+        if not 0 <= partition < self.count:
+            raise ValueError(
+                f"partition= has given {partition}, and {expected}. If it has got more since, run again; else correct "
+                f"the function, or add partitions to the topic"
+            )
+        return int(partition)
+
+
 class KafkaEncoder:
     """Encodes batches for one topic. Each list has one entry per output; None in it is Kafka's null."""
 
@@ -178,16 +220,24 @@ class KafkaEncoder:
         key: Callable[[Any], object] | None,
         headers: Callable[[Any], Headers] | None,
         timestamp: Callable[[Any], int | datetime] | None,
+        placing: Placing | None,
     ) -> None:
         self.codec = codec
         self._records = records
         self._key = key
         self._headers = headers
         self._timestamp = timestamp
+        self._placing = placing
 
     def encode(self, records: Sequence[Any]) -> Outputs:
         """The encoded batch."""
-        return Outputs(self.values(records), self.keys(records), self.headers(records), self.timestamps(records))
+        return Outputs(
+            self.values(records),
+            self.keys(records),
+            self.headers(records),
+            self.timestamps(records),
+            partitions=self.partitions(records),
+        )
 
     def values(self, outputs: Sequence[Any]) -> Sequence[bytes | None]:
         """The values, encoded."""
@@ -226,6 +276,10 @@ class KafkaEncoder:
         if set(map(type, times)) == {int} and min(times) > 0 and max(times) <= _TIMESTAMP_MAX_MS:
             return times
         return list(map(_timestamp_ms, times))
+
+    def partitions(self, outputs: Sequence[Any]) -> list[int] | None:
+        """The partitions; None if the client chooses them."""
+        return self._placing.partitions(outputs) if self._placing is not None else None
 
 
 def _or_tombstone(value: bytes | None, output: object) -> bytes | None:

@@ -45,6 +45,18 @@ def test_each_transaction_gets_its_share_in_the_order_of_the_checkpoints() -> No
     assert topic_of(decided, "out") == ("t", 3)
 
 
+def test_records_of_a_sink_that_chooses_partitions_go_there_whatever_their_keys() -> None:
+    """So records without a key can be written again where only some partitions have lost theirs."""
+    whole = committable("a", p0=2, p1=1, p2=1)
+    everything = [output._replace(partition=place) for output, place in zip(outputs("-1-0"), (0, 2, 1, 0), strict=True)]
+    places = places_of(everything, digit, 3)
+    assert places == [0, 2, 1, 0]
+    lost = whole.within(committable("b", p1=1))
+    assert mismatch(whole, lost, "t", places) == ""
+    assert [(place, output.value) for place, output in placed(lost, "t", everything, places)] == [(1, b"2")]
+    assert "1 instead of 0" in mismatch(committable("a", p0=3, p1=1), lost, "t", places)
+
+
 def test_records_with_keys_go_where_the_partitioner_says_and_others_fill_the_counts() -> None:
     whole = committable("a", p0=2, p1=3)
     everything = outputs("0-1-1")

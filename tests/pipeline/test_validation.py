@@ -99,6 +99,7 @@ MISTAKES: dict[str, Write] = {
     ),
     "on_error='ignore' must be": lambda p, s: p.source("b", KafkaSource("b", value=Order, on_error="ignore")),  # type: ignore[call-overload]  # it is wrong on purpose
     "key='id' must be a function": lambda p, s: s.sink("out", KafkaSink("out", key="id")),  # type: ignore[arg-type]  # it is wrong on purpose
+    "partition=2 must be a function": lambda p, s: s.sink("out", KafkaSink("out", partition=2)),  # type: ignore[arg-type]  # it is wrong on purpose
     "create_partitions=0 must be": lambda p, s: s.sink("out", KafkaSink("out", create_partitions=0)),
     "value= encodes Refund, and the stream is of Order": lambda p, s: s.sink(
         "out", KafkaSink("out", value=AvroCodec(Refund))

@@ -25,7 +25,7 @@ from exactlyonce.connectors.kafka.visible import Scan, VisibleRecord, Writer, sc
 from exactlyonce.engines.bounded.audit.compare import PlainRecord, Seen
 from exactlyonce.engines.bounded.replay.recompute import RecomputedOutput
 from exactlyonce.pipeline.graph import LogicalGraph
-from exactlyonce.sinks.kafka.sink import gives_times
+from exactlyonce.sinks.kafka.sink import gives_partitions, gives_times
 
 FOREIGN_SHOWN = 100
 """Foreign records kept of a partition; more are counted."""
@@ -151,6 +151,8 @@ class VisibleRecords:
         self.partition_of = partitioner(client.settings)
         self._timed = {node.id for node in graph.sinks if gives_times(node.sink)}
         """The sinks whose outputs have a time of their own in the log."""
+        self.placed = {node.id for node in graph.sinks if gives_partitions(node.sink)}
+        """The sinks that choose the partitions of their outputs."""
         self.partitions: dict[Place, ScannedPartition] = {}
         self.subtasks: defaultdict[SinkSubtask, SubtaskRecords] = defaultdict(SubtaskRecords)
         self.count = 0
@@ -209,7 +211,7 @@ class VisibleRecords:
             if claim is not None:
                 self.count += 1
                 plain, lanes = self.plain(record, claim.sink), self.subtasks[claim.owner]
-                if self.is_at_random(record.key):
+                if self.is_at_random(record.key, claim.sink):
                     lanes.at_random[place[1]].append(Seen(plain, record.offset))
                 else:
                     add_to(lanes.digests[place[1]], plain)
@@ -218,9 +220,9 @@ class VisibleRecords:
             elif record.writer not in known:
                 partition.foreign_more += 1
 
-    def is_at_random(self, key: bytes | None) -> bool:
-        """Whether the client distributes records with this key at random."""
-        return self.partition_of(key, 1) is None
+    def is_at_random(self, key: bytes | None, sink: str) -> bool:
+        """Whether the client distributes records of *sink* with this key at random."""
+        return sink not in self.placed and self.partition_of(key, 1) is None
 
     def plain(self, record: VisibleRecord | RecomputedOutput, sink: str) -> PlainRecord:
         """The compared part of *record*, of *sink*."""
@@ -241,5 +243,5 @@ class VisibleRecords:
         return [
             Seen(self.plain(record, owner[1]), record.offset)
             for record in visible(self._reading, *place, start, end, partition.scanned)
-            if record.writer in writers and not self.is_at_random(record.key)
+            if record.writer in writers and not self.is_at_random(record.key, owner[1])
         ]

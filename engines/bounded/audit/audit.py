@@ -252,7 +252,7 @@ class Audit:
         digests = new_digests()
         at_random: list[Expected] = []
         for output in again.outputs(sink, subtask):
-            partition = partition_of(output.key, partitions)
+            partition = output.place(partition_of, partitions)
             if partition is None:
                 at_random.append(expected(output))
             else:
@@ -266,7 +266,7 @@ class Audit:
         if grown is not None:
             differing = []
             outputs = again.outputs(sink, subtask)
-            keyed = [expected(output) for output in outputs if partition_of(output.key, partitions) is not None]
+            keyed = [expected(output) for output in outputs if output.place(partition_of, partitions) is not None]
             if seen.removed:
                 self._report.unjudged.append(
                     f"{len(keyed)} records of checkpoint {checkpoint}, sink {sink} subtask {subtask}: {topic} has got "
@@ -277,7 +277,7 @@ class Audit:
         for partition in differing:
             if partition not in seen.removed:
                 outputs = again.outputs(sink, subtask)
-                own = [expected(output) for output in outputs if partition_of(output.key, partitions) == partition]
+                own = [expected(output) for output in outputs if output.place(partition_of, partitions) == partition]
                 yield from compare(own, self._visible.read_again(owner, (topic, partition)), partition)
         if seen.removed:
             if at_random:
@@ -292,8 +292,10 @@ class Audit:
         """The keyed records of a sink subtask by partition, if its topic has got partitions.
 
         Each record must be where one of the topic's partition counts puts it: the count that its producer knew is
-        unknown. None if there was but one count, or if a record is elsewhere.
+        unknown. None if there was but one count, if the sink chooses partitions itself, or if a record is elsewhere.
         """
+        if owner[1] in self._visible.placed:
+            return None
         counts = partition_counts(self._client, self._history, manifest, owner[1])
         if len(counts) == 1:
             return None

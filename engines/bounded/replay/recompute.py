@@ -19,6 +19,7 @@ from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.topic import find_topic
 from exactlyonce.connectors.kafka.client_config import ClientConfig
+from exactlyonce.connectors.kafka.partitioning import Partitioner
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.blocks import block_storage
 from exactlyonce.engines.bounded.stages import compute, refuse_loops
@@ -89,6 +90,12 @@ class RecomputedOutput(NamedTuple):
     origin: Origin | None
     timestamp_ms: int | None = None
     """None: the client's own time."""
+    partition: int | None = None
+    """The partition that the sink's ``partition=`` gives; None: the client chooses it."""
+
+    def place(self, partition_of: Partitioner, partitions: int) -> int | None:
+        """Its partition in a topic with so many; None: any."""
+        return partition_of(self.key, partitions) if self.partition is None else self.partition
 
 
 def flat(batches: Iterable[OutputBatch]) -> Iterator[RecomputedOutput]:
@@ -102,6 +109,7 @@ def flat(batches: Iterable[OutputBatch]) -> Iterator[RecomputedOutput]:
             batch.headers or none,
             batch.origins or none,
             batch.timestamps or none,
+            batch.partitions or none,
         )
 
 
@@ -209,7 +217,18 @@ def _common(loaded: Loaded, client: ClientConfig, interval: CheckpointInterval, 
         storage=manifest.storage,
         drops_fields=True,  # the run that took the checkpoint may have dropped fields; no state is written here
         skips=manifest.skips,
+        output_partitions=_output_partitions(client, manifest),
     )
+
+
+def _output_partitions(client: ClientConfig, manifest: Manifest) -> dict[str, int]:
+    """The number of partitions by sink: those of the checkpoint, or more that its producers may have known."""
+    counts = {id: count for id, _, count in manifest.sinks}
+    with closing(Topics(client)) as topics:
+        for id, topic, count in manifest.sinks:
+            with suppress(TopicError):
+                counts[id] = max(count, topics.describe([topic])[topic].partitions)
+    return counts
 
 
 def _left_in_flight(client: ClientConfig, common: Unit, manifest: Manifest) -> dict[tuple[str, int], dict[str, int]]:

@@ -15,8 +15,9 @@ from pathlib import Path
 from exactlyonce.checkpoint.records.committable import Committable, shares
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.connectors.confluent import NOW
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.copying import NOW, Outgoing, write_again
+from exactlyonce.connectors.kafka.copying import Outgoing, write_again
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.transactions import Transactions
 from exactlyonce.engines.bounded.replay.recompute import (
@@ -165,8 +166,8 @@ def placed(
 
 
 def places_of(outputs: Iterable[RecomputedOutput], partition_of: Partitioner, partitions: int) -> list[int | None]:
-    """The partition that the writer's partitioner chooses for each output; None: any."""
-    return [partition_of(output.key, partitions) for output in outputs]
+    """The partition that the sink, or else the writer's partitioner, chooses for each output; None: any."""
+    return [output.place(partition_of, partitions) for output in outputs]
 
 
 def where_replayed(repair: str, units: tuple[Submit, Path] | None) -> tuple[Callable[[ExitStack], Submit], Path]:

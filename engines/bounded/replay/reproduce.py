@@ -15,10 +15,9 @@ from confluent_kafka import KafkaException, Producer
 
 from exactlyonce.checkpoint.records.history import History
 from exactlyonce.checkpoint.records.manifest import Manifest
-from exactlyonce.connectors.confluent import make_producer
+from exactlyonce.connectors.confluent import ANY_PARTITION, NOW, make_producer
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
-from exactlyonce.connectors.kafka.copying import NOW
 from exactlyonce.connectors.kafka.partitioning import Partitioner, partitioner
 from exactlyonce.connectors.kafka.topics import Topics
 from exactlyonce.engines.bounded.replay.recompute import (
@@ -39,7 +38,6 @@ from exactlyonce.pipeline.names import checkpoint_topic
 TIMEOUT_S = 60.0
 VISIBLE_TIMEOUT_MS = 5_000
 VISIBLE_POLL_S = 0.01
-ANY_PARTITION = -1
 
 
 @dataclass
@@ -148,7 +146,7 @@ def _counts_of(
         if committable.sink == sink:
             decided.update({written.partition: written.count for written in committable.written})
     for subtask in range(manifest.parallelism):
-        replayed.update(partition_of(output.key, partitions) for output in again.outputs(sink, subtask))
+        replayed.update(output.place(partition_of, partitions) for output in again.outputs(sink, subtask))
     at_random = replayed.pop(None, 0)
     places = sorted({*decided, *(partition for partition in replayed if partition is not None)})
     counted = [Count(sink, topic, partition, replayed[partition], decided[partition]) for partition in places]
@@ -194,7 +192,7 @@ def produce_into(client: ClientConfig, manifest: Manifest, again: Recomputed, si
         records = 0
         for subtask in range(manifest.parallelism):
             for output in again.outputs(sink, subtask):
-                partition = partition_of(output.key, partitions) if partition_of is not None else None
+                partition = output.place(partition_of, partitions) if partition_of is not None else None
                 place = ANY_PARTITION if partition is None else partition
                 while True:
                     try:

@@ -250,13 +250,13 @@ class Assembly:
         raise InvariantViolation("bounded work refuses loops")
 
     def write(self, node: Node) -> Push:
-        sink, graph = node.sink, self.plan.graph
+        sink, graph, partitions = node.sink, self.plan.graph, self.unit.output_partitions.get(node.id)
         assert sink is not None
         if sink.transactional:
             file = self._file(f"output-{node.id}-{{}}")
             staging = Staging(node.id, self.unit.subtask, file, origins=self.unit.origins)
             self.stagings.append(staging)
-            encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]))
+            encoder = cast("WritesToTopic", sink).encoder(graph.type_of(node.inputs[0]), partitions)
             return staging.noting(sink_output(node, graph, staging, encoder))
         if self.blocks is None:
             return _drop_batch
@@ -270,6 +270,7 @@ class Assembly:
             blocks=self.blocks,
             prepared=_refuse,
             note=_refuse,
+            partitions=partitions,
         )
         return sink_output(node, graph, _Waiting(opened.writer, self.blocks.attempt), opened.encoder)
 

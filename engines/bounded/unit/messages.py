@@ -68,6 +68,8 @@ class Unit(msgspec.Struct, frozen=True, tag="unit"):
     """`CheckpointSettings.incremental`."""
     left: dict[str, int] = msgspec.field(default_factory=dict)
     """By channel, the number of sent records that were in flight at the end: they are not taken."""
+    output_partitions: dict[str, int] = msgspec.field(default_factory=dict)
+    """The number of partitions of each sink's topic, by sink."""
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

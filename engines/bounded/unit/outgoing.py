@@ -131,8 +131,9 @@ class Staging:
                 (origin.topic() or "", origin.partition() or 0, origin.offset() or 0) for origin in self._origins
             ]
         batch = OutputBatch(
-            list(outputs.values), _list(outputs.keys), _list(outputs.headers), origins, _list(outputs.timestamps)
-        )
+            list(outputs.values), _list(outputs.keys), _list(outputs.headers), origins, _list(outputs.timestamps),
+            _list(outputs.partitions),
+        )  # fmt: skip
 
         def encode(start: int, end: int) -> bytes:
             return _encode_output(batch.part(start, end))

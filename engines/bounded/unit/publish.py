@@ -54,7 +54,9 @@ def publish(publication: bytes, attempt_label: str) -> bytes:
 def _flushed(writer: KafkaWriter, publication: Publication) -> Precommit | None:
     for file in publication.files:
         for batch in read_outputs(file.file):
-            writer.write(Outputs(batch.values, batch.keys, batch.headers, batch.timestamps))
+            writer.write(
+                Outputs(batch.values, batch.keys, batch.headers, batch.timestamps, partitions=batch.partitions)
+            )
             while not writer.room:
                 writer.poll(WAIT_S)
             writer.poll()

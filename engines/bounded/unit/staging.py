@@ -2,7 +2,7 @@
 
     file  = frames, each: length of the body (4 bytes, big-endian), body
     channel frame: time in ms since 1970 (8 bytes, big-endian), then a batch as `engines.runtime.batch_codec` encodes it
-    output frame:  msgpack array: values, then keys, headers, origins, timestamps, each or nil (see `OutputBatch`)
+    output frame:  msgpack array: values, then keys, headers, origins, timestamps, partitions, each or nil
 
 Invariants: a file is written once, by the attempt in its name; a reader checks its size against the receipt, so that a
 folder that not all executors share is an error and never a loss.
@@ -58,6 +58,8 @@ class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
     """(topic, partition, offset) of the input record."""
     timestamps: list[int] | None = None
     """In ms since 1970; None: the client's clock."""
+    partitions: list[int] | None = None
+    """None: the client chooses them."""
 
     def part(self, start: int, end: int) -> OutputBatch:
         """The outputs from *start* to before *end*."""
@@ -68,6 +70,7 @@ class OutputBatch(msgspec.Struct, frozen=True, array_like=True):
             self.headers and self.headers[place],
             self.origins and self.origins[place],
             self.timestamps and self.timestamps[place],
+            self.partitions and self.partitions[place],
         )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import io
 import os
 from datetime import datetime, timedelta, timezone
-from enum import Enum
+from enum import Enum, IntEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,10 @@ from exactlyonce.sinks.kafka.sink import encode_key
 class Total(msgspec.Struct):
     customer: str
     sum: int
+
+
+class Level(IntEnum):
+    LOW = 1
 
 
 class Size(str, Enum):
@@ -196,3 +200,19 @@ def test_a_print_sink_prints_and_is_not_transactional(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "total: Total(customer='ann', sum=1)\n"
     assert (sink.transactional, sink.needs_type) == (False, False)
     assert (KafkaSink("t").transactional, KafkaSink("t").needs_type) == (True, True)
+
+
+def test_partitions_come_from_a_function() -> None:
+    given: list[Any] = [0, 2, Level.LOW]
+    sink: KafkaSink[int] = KafkaSink("t", partition=given.__getitem__)
+    assert sink.encoder(int, 3).encode([0, 1]).partitions == [0, 2]
+    partitions = sink.encoder(int, 3).encode([0, 1, 2]).partitions
+    assert (partitions, [type(each) for each in partitions or ()]) == ([0, 2, 1], [int, int, int])
+    assert KafkaSink("t").encoder(int).encode([0, 1]).partitions is None
+
+
+@pytest.mark.parametrize("partition", [-1, 3, 1 << 40, None, 1.0, "1", True])
+def test_only_a_partition_of_the_topic_is_taken(partition: Any) -> None:
+    sink: KafkaSink[int] = KafkaSink("t", partition=[0, partition].__getitem__)
+    with pytest.raises((TypeError, ValueError), match=r"partition= has given .*'t' has partitions 0 to 2"):
+        sink.encoder(int, 3).encode([0, 1])
