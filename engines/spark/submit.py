@@ -6,6 +6,7 @@ a task gets bytes and the name of a function; the label of an attempt is unique.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from exactlyonce.engines.bounded.submit import Executors, Submit, UnitsDone, perform, settled
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
+from exactlyonce.engines.runtime.operators import users_traceback
 from exactlyonce.engines.spark.jobs import described, watched
 from exactlyonce.engines.spark.session import (
     cores,
@@ -22,7 +24,7 @@ from exactlyonce.engines.spark.session import (
     refuse_speculation_in,
     runs_here,
 )
-from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, require
+from exactlyonce.pipeline.errors import ConfigError, ExactlyOnceError, UsersTraceback, require
 from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 _SCHEMA = "place int, answer binary"
+_TRACE_BEGINS, _TRACE_ENDS = "The traceback of the user's function:", "The end of the user's traceback."
+_TRACED = re.compile(rf"{_TRACE_BEGINS}\n(.*?){_TRACE_ENDS}", re.DOTALL)
 
 
 class StageFailed(ExactlyOnceError):
@@ -51,12 +55,12 @@ def submit_to(spark: SparkSession, progress: UnitsDone | None = None) -> Submit:
         except Exception as error:
             if not is_sparks(error):
                 raise
-            reason = str(error)
+            reason, traced = str(error), _TRACED.search(str(error))
             raise known_cause(reason) or StageFailed(
                 f"Spark could not finish {stage}. Nothing of its checkpoint is visible, and nothing is lost: run the "
                 f"command again once the cause is fixed; --spark-log FILE keeps all that Spark writes. It says:\n"
-                f"  {in_short(reason)}"
-            ) from None
+                f"  {in_short(_TRACED.sub('', reason))}"
+            ) from (UsersTraceback(traced[1]) if traced else None)
         answers: dict[int, bytes] = {row.place: bytes(row.answer) for row in rows}
         require(sorted(answers) == list(range(len(work))), "every task answers once")
         return settled(answers[place] for place in range(len(work)))
@@ -103,7 +107,12 @@ def _run(work: list[bytes], batches: Iterable[pyarrow.RecordBatch]) -> Iterator[
     label = f"{task.stageId()}-{task.taskAttemptId()}-{task.attemptNumber()}"
     for batch in batches:
         places = batch.column(0).to_pylist()
-        answers = [perform(work[place], label) for place in places]
+        try:
+            answers = [perform(work[place], label) for place in places]
+        except ExactlyOnceError as error:  # Spark tries again, and passes on no more than the text of the last one
+            if not (trace := users_traceback(error)):
+                raise
+            raise type(error)(f"{error}\n{_TRACE_BEGINS}\n{trace}{_TRACE_ENDS}", **error.facts) from None
         yield pyarrow.RecordBatch.from_arrays(
             [pyarrow.array(places, pyarrow.int32()), pyarrow.array(answers, pyarrow.binary())], ["place", "answer"]
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from exactlyonce.engines.spark.submit import StageFailed
 from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.spark import audit, backfill, catch_up, replay
 from exactlyonce.testing.cluster import KafkaCluster
@@ -83,6 +84,44 @@ def test_a_notebook_does_what_the_commands_do(
     kafka.produce(f"{topic_name}-in", ["15"])
     manifest = pipeline.run("spark", spark=spark, until="latest", parallelism=1, **given)
     assert (manifest.checkpoint, manifest.records_committed) == (3, 1)
+
+
+OPENING = """\
+from exactlyonce import Context, Pipeline
+from exactlyonce.connectors import KafkaSource
+from exactlyonce.sinks import KafkaSink
+
+
+class Doubling:
+    def open(self, context: Context) -> None:
+        raise KeyError("no such price list")
+
+    def __call__(self, number: int) -> int:
+        return 2 * number
+
+
+pipeline = Pipeline("{name}")
+pipeline.source("in", KafkaSource("{name}-in", value=int)).map(Doubling).sink("out", KafkaSink("{name}-out"))
+"""
+
+
+def test_the_users_traceback_comes_first_after_retries_too(
+    spark: SparkSession, kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark tries an `open()` that raises again, and passes on a text alone."""
+    (tmp_path / "opening.py").write_text(OPENING.format(name=topic_name))
+    monkeypatch.syspath_prepend(tmp_path)
+    kafka.create_topic(f"{topic_name}-in", 1)
+    kafka.create_topic(f"{topic_name}-out", 1)
+    kafka.produce(f"{topic_name}-in", ["1"])
+    pipeline = importlib.import_module("opening").pipeline
+    with pytest.raises(StageFailed, match=r"open\(\) of operator 'map-after-in' raised KeyError") as raised:
+        backfill(spark, pipeline, bootstrap_servers=kafka.bootstrap_servers, staging=tmp_path / "staging")
+    first, place, *_, last = str(raised.value.__cause__).strip().splitlines()
+    assert (first, last) == ("Traceback (most recent call last):", "KeyError: 'no such price list'")
+    assert place.endswith("in open")
+    assert "Traceback" not in str(raised.value)
+    assert "org.apache" not in str(raised.value)
 
 
 def test_a_session_that_runs_tasks_twice_is_refused(
