@@ -30,15 +30,20 @@ from exactlyonce.state.index import decode_index
 
 
 def block_storage(
-    client: ClientConfig, topic: TopicInfo, storage: str, *, stays_connected: bool = False
+    client: ClientConfig,
+    topic: TopicInfo,
+    storage: str,
+    *,
+    stays_connected: bool = False,
+    keeps_producer: bool = False,
 ) -> BlockStorage:
     """The block storage that manifests name *storage*, of the pipeline of *topic*. Nothing is connected yet.
 
-    *stays_connected* is for frequent reads.
+    *stays_connected* is for frequent reads, *keeps_producer* for many attempts in turn: see `TopicStorage`.
     """
     if storage:
         return file_storage(storage, topic)
-    return TopicStorage(client, topic, stays_connected=stays_connected)
+    return TopicStorage(client, topic, stays_connected=stays_connected, keeps_producer=keeps_producer)
 
 
 class Storages:

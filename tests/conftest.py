@@ -19,7 +19,7 @@ from pathspec import GitIgnoreSpec
 from selection import COLLECTED, Selection, add_options
 
 from exactlyonce.connectors.embedded.broker import EmbeddedBroker
-from exactlyonce.engines.bounded.unit import assembly
+from exactlyonce.engines.collector import UnitCollector
 from exactlyonce.engines.local import worker
 from exactlyonce.testing.cluster import KafkaCluster, OwnCluster
 
@@ -53,7 +53,7 @@ def _no_collection_of_all_tests() -> Iterator[None]:
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assembly, "collecting_rarely", nullcontext)
+        patch.setattr(UnitCollector, "collecting_rarely", lambda collector: nullcontext())
         patch.setattr(worker, "collecting_rarely", nullcontext)
         yield
 

@@ -6,6 +6,7 @@ every task runs, even without input, because it answers for its share of the sta
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -85,17 +86,21 @@ def _units(
 ) -> Iterator[Unit]:
     sources = {node.id for node in task.sources}
     edges = {edge.name for edge in plan.into(task)}
-    arrived = [file for file in sent if file.edge in edges]
+    arrived, reads = defaultdict[int, list[ChannelFile]](list), defaultdict[int, list[Reading]](list)
+    for file in sent:
+        if file.edge in edges:
+            arrived[file.receiver].append(file)
+    for reading in ranges:
+        if reading.source in sources:
+            reads[reading.partition % plan.parallelism].append(reading)
     for subtask in range(plan.parallelism):
         yield msgspec.structs.replace(
             common,
             task=task.name,
             subtask=subtask,
             parallelism=plan.parallelism,
-            readings=tuple(
-                read for read in ranges if read.source in sources and read.partition % plan.parallelism == subtask
-            ),
-            channels=tuple(file for file in arrived if file.receiver == subtask),
+            readings=tuple(reads[subtask]),
+            channels=tuple(arrived[subtask]),
             order=None if logs is None else logs.get((task.name, subtask), ()),
             left={} if left is None else left.get((task.name, subtask), {}),
         )

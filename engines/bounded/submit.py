@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ import msgspec
 
 from exactlyonce.checkpoint.records.manifest import Manifest
 from exactlyonce.engines.bounded.unit.assembly import run_unit
+from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Failure
 from exactlyonce.engines.bounded.unit.publish import publish
 from exactlyonce.engines.runtime.operators import users_traceback
@@ -74,7 +76,8 @@ def perform(work: bytes, attempt_label: str) -> bytes:
 
 def in_process(stage: str, work: Sequence[bytes]) -> list[bytes]:
     """A `Submit` that runs everything here, one after the other."""
-    return settled(perform(item, f"inline-{next(_inline_number)}-0") for item in work)
+    with closing(KEPT):  # units of a stage share it, and the process may live on
+        return settled(perform(item, f"inline-{next(_inline_number)}-0") for item in work)
 
 
 def settled(answers: Iterable[bytes]) -> list[bytes]:

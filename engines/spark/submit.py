@@ -1,14 +1,16 @@
-"""Units on Spark: one job for each stage, one task for each unit, and receipts as the job's result.
+"""Units on Spark: one job for each stage, a few units in each of its tasks, and receipts as the job's result.
 
 Invariants: a job has effects only in its one result stage, and is collected once, so that no plan runs its tasks again;
-a task gets bytes and the name of a function; the label of an attempt is unique.
+a task gets bytes and the name of a function; a task that fails repeats all of its units, in attempts of their own; the
+label of an attempt is unique.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 _SCHEMA = "place int, answer binary"
 _TRACE_BEGINS, _TRACE_ENDS = "The traceback of the user's function:", "The end of the user's traceback."
 _TRACED = re.compile(rf"{_TRACE_BEGINS}\n(.*?){_TRACE_ENDS}", re.DOTALL)
+TASKS_PER_CORE = 4
+"""A task costs more than a small unit; with several for each core, a core that is done early takes another one."""
 
 
 class StageFailed(ExactlyOnceError):
@@ -47,11 +51,17 @@ def submit_to(spark: SparkSession, progress: UnitsDone | None = None) -> Submit:
     """
     refuse_speculation_in(spark)
 
+    @cache
+    def tasks_max() -> int:
+        return TASKS_PER_CORE * _cores(spark)
+
     def submit(stage: str, work: Sequence[bytes]) -> list[bytes]:
-        frame = spark.range(0, len(work), 1, len(work)).mapInArrow(partial(_run, list(work)), _SCHEMA)
+        tasks = len(work) if len(work) <= TASKS_PER_CORE else min(len(work), tasks_max())
+        frame = spark.range(0, tasks, 1, tasks).mapInArrow(partial(_run, list(work), tasks), _SCHEMA)
         try:
             with described(spark, f"{stage}, {counted(len(work), 'unit')}"):
-                rows = frame.collect() if progress is None else _collect(spark, frame, stage, len(work), progress)
+                told = None if progress is None else partial(progress, stage)
+                rows = frame.collect() if told is None else _collect(spark, frame, tasks, len(work), told)
         except Exception as error:
             if not is_sparks(error):
                 raise
@@ -68,10 +78,13 @@ def submit_to(spark: SparkSession, progress: UnitsDone | None = None) -> Submit:
     return submit
 
 
-def _collect(spark: SparkSession, frame: DataFrame, stage: str, units: int, progress: UnitsDone) -> list[Row]:
-    progress(stage, 0, units)
-    rows = watched(spark, frame.collect, lambda done: progress(stage, done, units) if done < units else None)
-    progress(stage, units, units)
+def _collect(
+    spark: SparkSession, frame: DataFrame, tasks: int, units: int, told: Callable[[int, int], None]
+) -> list[Row]:
+    """The rows of *frame*; *told* gets the units done, about as many as the share of tasks done, and all units."""
+    told(0, units)
+    rows = watched(spark, frame.collect, lambda done: told(units * done // tasks, units) if done < tasks else None)
+    told(units, units)
     return rows
 
 
@@ -96,23 +109,30 @@ def require_staging(master: str) -> NoReturn:
     )
 
 
-def _run(work: list[bytes], batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """Do the work at the places in *batches*, in a task."""
+def _run(work: list[bytes], tasks: int, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """Do the share of *work* of the task whose number is in *batches*, one of so many *tasks*.
+
+    The first units have the most input, so tasks take units in turn.
+    """
     import pyarrow
     from pyspark import TaskContext
 
     task = TaskContext.get()
     require(task is not None, "a unit runs in a task")
     assert task is not None
-    label = f"{task.stageId()}-{task.taskAttemptId()}-{task.attemptNumber()}"
-    for batch in batches:
-        places = batch.column(0).to_pylist()
-        try:
-            answers = [perform(work[place], label) for place in places]
-        except ExactlyOnceError as error:  # Spark tries again, and passes on no more than the text of the last one
-            if not (trace := users_traceback(error)):
-                raise
-            raise type(error)(f"{error}\n{_TRACE_BEGINS}\n{trace}{_TRACE_ENDS}", **error.facts) from None
-        yield pyarrow.RecordBatch.from_arrays(
-            [pyarrow.array(places, pyarrow.int32()), pyarrow.array(answers, pyarrow.binary())], ["place", "answer"]
-        )
+    for number in chain.from_iterable(batch.column(0).to_pylist() for batch in batches):
+        for place in range(number, len(work), tasks):
+            label = f"{task.stageId()}-{task.taskAttemptId()}-{place}-{task.attemptNumber()}"
+            yield pyarrow.RecordBatch.from_arrays(
+                [pyarrow.array([place], pyarrow.int32()), pyarrow.array([_done(work[place], label)], pyarrow.binary())],
+                ["place", "answer"],
+            )
+
+
+def _done(work: bytes, label: str) -> bytes:
+    try:
+        return perform(work, label)
+    except ExactlyOnceError as error:  # Spark tries again, and passes on no more than the text of the last one
+        if not (trace := users_traceback(error)):
+            raise
+        raise type(error)(f"{error}\n{_TRACE_BEGINS}\n{trace}{_TRACE_ENDS}", **error.facts) from None

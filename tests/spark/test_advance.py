@@ -111,12 +111,14 @@ def test_blocks_outside_of_the_topic(fed: Fed, tmp_path: Path) -> None:
         ("kill", "raise", ("--master", "local[2,3]")),
         ("raise", "kill", ("--master", "local[2,3]")),
         ("kill", "raise", ()),
+        ("kill@3", "kill@3", ("--master", "local[2,3]", "--parallelism", "24")),
     ],
-    ids=["kill", "raise", "by default"],
+    ids=["kill", "raise", "by default", "several units a task"],
 )
 def test_tasks_that_fail_are_tried_again(
     computing: str, publishing: str, options: tuple[str, ...], fed: Fed, tmp_path: Path
 ) -> None:
+    """A task whose process dies or that raises is repeated, with units that it had done: output and state are exact."""
     fed.feed(3_000)
     armed = f"unit-computed={computing},publication-flushed={publishing}"
     ended(fed, tmp_path, "backfill", *options, failpoints=armed)

@@ -22,7 +22,7 @@ from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.submit import Submit, in_process
 from exactlyonce.engines.options import RunOptions
 from exactlyonce.engines.spark.session import cores
-from exactlyonce.engines.spark.submit import StageFailed, submit_to
+from exactlyonce.engines.spark.submit import TASKS_PER_CORE, StageFailed, submit_to
 from exactlyonce.pipeline.errors import RecordError
 from exactlyonce.pipeline.loading import Loaded, load_reference
 from exactlyonce.testing.cluster import KafkaCluster
@@ -54,6 +54,20 @@ def test_every_operator_on_spark(attribute: str, spark: SparkSession, fed: Fed, 
     if attribute == "every":
         there = compute_again(fed, loaded, summary.manifest.checkpoint, submit_to(spark), tmp_path / "there")
         assert there == here
+
+
+def test_units_share_tasks(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:
+    """Twenty units a stage are eight tasks on two cores, with a label for each unit; output and state are exact."""
+    fed.feed(300)
+    loaded, progress = load_pipeline("bounded_pipelines", "broad", fed.name), Silent()
+    summary = catch_up(fed, loaded, 20, tmp_path / "staging", submit=submit_to(spark), progress=progress)
+    (advanced,) = progress.advances
+    labels = [receipt.label for receipt in advanced.receipts]
+    assert len(set(labels)) == len(labels) == 20 * len({receipt.ack.task for receipt in advanced.receipts})
+    tasks = {tuple(label.split("-")[:2]) for label in labels}
+    assert len(tasks) == TASKS_PER_CORE * 2 * len({stage for stage, _ in tasks})
+    fed.assert_output()
+    fed.assert_state(loaded, summary.manifest)
 
 
 def test_what_fails_in_a_task(spark: SparkSession, fed: Fed, tmp_path: Path) -> None:

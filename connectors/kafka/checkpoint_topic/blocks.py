@@ -62,9 +62,13 @@ class KafkaBlockProducer:
         self._config = config
         self._producer = store_client.producer(config, message_timeout_ms=DELIVERY_TIMEOUT_MS)
 
-    def connect(self, topic: str) -> None:
-        with explained(self._config, f"connecting to write to {topic}"):
-            store_client.connect(self._producer, topic)
+    @classmethod
+    def connected(cls, config: Mapping[str, Any], topic: str) -> KafkaBlockProducer:
+        """A producer to whom the broker has answered."""
+        producer = cls(config)
+        with explained(config, f"connecting to write to {topic}"):
+            store_client.connect(producer._producer, topic)
+        return producer
 
     def produce(self, topic: str, value: bytes, key: str, partition: int, on_delivery: OnDelivery) -> None:
         with explained(self._config, "writing a block"):
@@ -91,8 +95,11 @@ class BlockWriter:
     @classmethod
     def connected(cls, config: Mapping[str, Any], topic: TopicInfo, incarnation: int, attempt: int) -> BlockWriter:
         """A writer by confluent-kafka; the broker has answered."""
-        producer = KafkaBlockProducer(config)
-        producer.connect(topic.name)
+        return cls.of(KafkaBlockProducer.connected(config, topic.name), topic, incarnation, attempt)
+
+    @classmethod
+    def of(cls, producer: BlockProducer, topic: TopicInfo, incarnation: int, attempt: int) -> BlockWriter:
+        """A writer whose keys no other has; no other writer uses *producer* meanwhile."""
         return cls(producer, topic, incarnation, attempt, secrets.token_hex(6))
 
     @property
@@ -332,16 +339,27 @@ def _note(refs: dict[str, BlockRef], written_at_ms: dict[str, int], message: Mes
 class TopicStorage:
     """The `BlockStorage` that keeps blocks in the pipeline's checkpoint topic."""
 
-    def __init__(self, client: ClientConfig, topic: TopicInfo, *, stays_connected: bool = False) -> None:
-        """*stays_connected*: see `BlockReader`. Nothing is connected yet."""
+    def __init__(
+        self, client: ClientConfig, topic: TopicInfo, *, stays_connected: bool = False, keeps_producer: bool = False
+    ) -> None:
+        """Nothing is connected yet. *stays_connected*: see `BlockReader`.
+
+        *keeps_producer*: all writers share a producer. Each begins once the blocks of the one before are durable; after
+        a failure the storage is closed, and begins no other.
+        """
         self._client, self._topic = client, topic
+        self._keeps_producer = keeps_producer
+        self._producer: KafkaBlockProducer | None = None
         self._reader = BlockReader(client.confluent(), topic, stays_connected=stays_connected)
 
     def check(self, *, in_use: bool = False) -> None:
         """`topic.prepare_topic` has checked the topic."""
 
     def begin(self, incarnation: int, attempt: int) -> BlockWriter:
-        return BlockWriter.connected(self._client.confluent(), self._topic, incarnation, attempt)
+        producer = self._producer or KafkaBlockProducer.connected(self._client.confluent(), self._topic.name)
+        if self._keeps_producer:
+            self._producer = producer
+        return BlockWriter.of(producer, self._topic, incarnation, attempt)
 
     def fetch(self, refs: Iterable[BlockRef]) -> Iterator[tuple[BlockRef, Block]]:
         """The blocks by partition, in the order of their offsets."""
@@ -358,5 +376,6 @@ class TopicStorage:
         """Nothing: they go with the topic."""
 
     def close(self) -> None:
-        """Close the reader; a writer's producer ends with its process."""
+        """Close the reader; a writer's producer ends with the writer."""
+        self._producer = None
         self._reader.close()

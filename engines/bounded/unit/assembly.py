@@ -14,13 +14,13 @@ from typing import Any, cast
 
 import msgspec
 
-from exactlyonce.checkpoint.block_storage import AttemptBlocks
+from exactlyonce.checkpoint.block_storage import AttemptBlocks, BlockStorage
 from exactlyonce.checkpoint.events import Ack
 from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.source import RangeContext, Readable, SplitReader
 from exactlyonce.engines.backends import in_memory
-from exactlyonce.engines.blocks import block_storage
+from exactlyonce.engines.bounded.unit.kept import KEPT
 from exactlyonce.engines.bounded.unit.messages import Receipt, Unit
 from exactlyonce.engines.bounded.unit.ordering import (
     BatchTime,
@@ -33,7 +33,6 @@ from exactlyonce.engines.bounded.unit.ordering import (
 )
 from exactlyonce.engines.bounded.unit.outgoing import Sending, Staging
 from exactlyonce.engines.bounded.unit.staging import FrameWriter
-from exactlyonce.engines.collector import collecting_rarely
 from exactlyonce.engines.plan import FeedbackEdge, Plan, ShuffleEdge, Task, plan
 from exactlyonce.engines.runtime.assembler import Assembler, RestoredEdge, TaskOperators, close_function, sink_output
 from exactlyonce.engines.runtime.batch import Batch, Push
@@ -77,19 +76,20 @@ def _run(unit: Unit, label: str) -> Receipt:
         )
     physical = plan(graph, unit.parallelism)
     task = next(task for task in physical.tasks if task.name == unit.task)
-    blocks = None
-    if unit.write_state:
-        storage = block_storage(ClientConfig(unit.client), unit.topic, unit.storage)
-        blocks = WorkerBlocks(storage.begin(unit.incarnation, unit.attempt))
-    assembly = Assembly(unit, physical, task, label, blocks)
+    with KEPT.storage(unit.client, unit.topic, unit.storage) as storage, KEPT.collector.collecting_rarely():
+        return _run_task(unit, physical, task, label, storage, began_ms)
+
+
+def _run_task(unit: Unit, physical: Plan, task: Task, label: str, storage: BlockStorage, began_ms: int) -> Receipt:
+    blocks = WorkerBlocks(storage.begin(unit.incarnation, unit.attempt)) if unit.write_state else None
+    assembly = Assembly(unit, physical, task, label, storage, blocks)
     try:
-        with collecting_rarely():
-            several = len(assembly.lanes) > 1 or bool(assembly.partitions)
-            assembly.operators.order = order_runs(task, physical.shuffles, several=several)
-            _take(unit, assembly)
-            channels = tuple(file for sending in assembly.sendings for file in sending.close())
-            outputs = tuple(file for staging in assembly.stagings for file in staging.close())
-            ack = _acknowledgement(unit, assembly, blocks)
+        several = len(assembly.lanes) > 1 or bool(assembly.partitions)
+        assembly.operators.order = order_runs(task, physical.shuffles, several=several)
+        _take(unit, assembly)
+        channels = tuple(file for sending in assembly.sendings for file in sending.close())
+        outputs = tuple(file for staging in assembly.stagings for file in staging.close())
+        ack = _acknowledgement(unit, assembly, blocks)
     finally:
         notes = assembly.close()
     hit("unit-computed")
@@ -140,10 +140,13 @@ def _acknowledgement(unit: Unit, assembly: Assembly, blocks: WorkerBlocks | None
 class Assembly:
     """One subtask of one task, ready to run, and its `Ends`.
 
-    *blocks* takes the staged output of sinks; None: the unit recomputes. *label* is the attempt's.
+    *storage* has the state of the base. *blocks* takes the staged output of sinks; None: the unit recomputes. *label*
+    is the attempt's.
     """
 
-    def __init__(self, unit: Unit, plan: Plan, task: Task, label: str, blocks: WorkerBlocks | None) -> None:
+    def __init__(
+        self, unit: Unit, plan: Plan, task: Task, label: str, storage: BlockStorage, blocks: WorkerBlocks | None
+    ) -> None:
         self.unit, self.plan, self.label, self.blocks = unit, plan, label, blocks
         self.operators = TaskOperators(task.name, unit.subtask)
         self.clock = BatchTime()
@@ -159,7 +162,7 @@ class Assembly:
             plan,
             unit.subtask,
             unit.base,
-            block_storage(self._config, unit.topic, unit.storage),
+            storage,
             in_memory(),
             drops_fields=unit.drops_fields,
             skips=unit.skips,

@@ -137,6 +137,7 @@ class Silent:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.checkpoints: list[Manifest] = []
+        self.advances: list[Advanced] = []
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -146,6 +147,7 @@ class Silent:
 
     def advanced(self, advanced: Advanced, offsets: int) -> None:
         self.checkpoints.append(advanced.manifest)
+        self.advances.append(advanced)
 
 
 _numbers = count()
