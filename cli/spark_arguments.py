@@ -16,21 +16,36 @@ from typing import TYPE_CHECKING
 from exactlyonce.checkpoint.settings import CheckpointSettings
 from exactlyonce.cli.arguments import add_cluster, add_settings, given, pair
 from exactlyonce.engines.options import BOUNDED_CHECKPOINT, BOUNDED_RUN, Restoration, RunOptions
+from exactlyonce.pipeline.errors import ConfigError
 from exactlyonce.pipeline.settings import declared
+from exactlyonce.pipeline.sizes import counted
 
 if TYPE_CHECKING:
-    from exactlyonce.engines.bounded.submit import Executors, UnitsDone
+    from exactlyonce.cli.spark_progress import LineOfProgress
+    from exactlyonce.engines.bounded.submit import Executors
 
+AUTO, DRIVER, SPARK = "auto", "driver", "spark"
+DRIVER_RECORDS_MAX = 500_000
+"""One process is done with so many records before Spark has started."""
+_OF_SPARK = {"master": "--master", "spark_conf": "--spark-conf", "spark_log": "--spark-log"}
 SPARK_TEXT = """\
-Spark runs embedded on this machine unless --master, spark-submit or the program's own
-session says otherwise. On a cluster, --staging names a folder that all executors see, and
-the executors need this package: docs/spark.md.
+Small work runs in this process, and says so: see --on. Spark runs embedded on this machine
+unless --master, spark-submit or the program's own session says otherwise. On a cluster,
+--staging names a folder that all executors see, and the executors need this package:
+docs/spark.md.
 """
 
 
 def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> None:
     """The options of Spark; *parallelism*: the command may choose it."""
     group = parser.add_argument_group("spark")
+    group.add_argument(
+        "--on",
+        choices=(AUTO, DRIVER, SPARK),
+        default=AUTO,
+        help=f"where the work runs: in this process (driver), on Spark, or by its size (auto, the default): in this "
+        f"process up to {DRIVER_RECORDS_MAX:,} records, unless a Spark is named",
+    )
     group.add_argument(
         "--master",
         metavar="URL",
@@ -65,7 +80,6 @@ def add_spark(parser: argparse.ArgumentParser, *, parallelism: bool = True) -> N
 def add_replaying(parser: argparse.ArgumentParser) -> None:
     """The options of a command that computes intervals again, at the parallelism of their checkpoints."""
     add_spark(parser, parallelism=False)
-    parser.add_argument("--in-process", action="store_true", help="in this process, without Spark")
     add_cluster(parser)
     add_json(parser)
 
@@ -99,21 +113,43 @@ def leading_options(args: argparse.Namespace) -> RunOptions:
 
 
 @contextmanager
-def replaying(args: argparse.Namespace, name: str, progress: UnitsDone) -> Iterator[Executors]:
-    """The executors of a command with the options of `add_replaying`."""
-    if args.in_process:
+def executors(
+    args: argparse.Namespace, name: str, records: int | None, progress: LineOfProgress
+) -> Iterator[Executors]:
+    """This process, or the executors of a Spark session, for work that reads about so many *records*.
+
+    None: their number is unknown. *progress* is told of the choice, and of each stage on Spark.
+    """
+    if _on_spark(args, records, progress):
+        with _spark(args, name, progress) as where:
+            yield where
+    else:
         from exactlyonce.engines.bounded.submit import Executors, in_process
         from exactlyonce.engines.bounded.workplace import THIS_MACHINE
 
         yield Executors(in_process, Path(args.staging or THIS_MACHINE), lambda: 1)
-    else:
-        with executors(args, name, progress) as where:
-            yield where
+
+
+def _on_spark(args: argparse.Namespace, records: int | None, progress: LineOfProgress) -> bool:
+    """Whether the work goes to Spark. A Spark that the user has named gets it, whatever its size."""
+    from exactlyonce.engines.spark.session import is_chosen
+
+    named = [option for field, option in _OF_SPARK.items() if getattr(args, field)]
+    if args.on == DRIVER and named:
+        raise ConfigError(f"--on driver starts no Spark, so {' and '.join(named)} cannot be used: leave one out.")
+    if args.on != AUTO:
+        return bool(args.on == SPARK)
+    if records is None or records > DRIVER_RECORDS_MAX or named or is_chosen():
+        return True
+    progress.note(
+        f"{counted(records, 'record')} at most are to be read: the work runs in this process, without Spark; --on "
+        f"spark changes that"
+    )
+    return False
 
 
 @contextmanager
-def executors(args: argparse.Namespace, name: str, progress: UnitsDone) -> Iterator[Executors]:
-    """The executors of a Spark session."""
+def _spark(args: argparse.Namespace, name: str, progress: LineOfProgress) -> Iterator[Executors]:
     from exactlyonce.engines.spark.session import is_local, session
     from exactlyonce.engines.spark.submit import executors_of, require_staging
 
@@ -122,4 +158,4 @@ def executors(args: argparse.Namespace, name: str, progress: UnitsDone) -> Itera
     if sys.stderr.isatty() and not args.json:
         print("starting Spark ...", end="\r", file=sys.stderr, flush=True)
     with session(args.master, dict(args.spark_conf), f"exactlyonce {name}", args.spark_log) as spark:
-        yield executors_of(spark, args.staging, progress)
+        yield executors_of(spark, args.staging, progress.units)

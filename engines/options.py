@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HASHMAP, ROCKSDB = "hashmap", "rocksdb"
 CHUNK_RECORDS = 5_000_000
-"""The most records of one checkpoint of bounded work: minutes of work, seconds of open transactions."""
+"""The records of a bounded checkpoint of few units: minutes of work, seconds of open transactions."""
 
 
 class StateSettings(msgspec.Struct, frozen=True):

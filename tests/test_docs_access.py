@@ -228,6 +228,6 @@ def test_reading_is_enough_to_judge(guarded_kafka: GuardedKafka, documented: Rig
     guarded_kafka.grant(rights)
     assert guarded_kafka.runs(folder, "judged")
     guarded_kafka.grant([each for each in rights if each[2] == "Read"])
-    pipeline = ("guarded:make", "--param", "name=judged", "--in-process")
+    pipeline = ("guarded:make", "--param", "name=judged", "--on", "driver")
     assert guarded_kafka.command(folder, "audit", *pipeline)
     assert guarded_kafka.command(folder, "replay", *pipeline, "--checkpoint", "1")

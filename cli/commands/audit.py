@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client, loaded
-from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, replaying
+from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, executors
 
 if TYPE_CHECKING:
     from exactlyonce.engines.bounded.audit.audit import AuditFinding, AuditReport
@@ -24,7 +24,7 @@ be judged.
 
 examples:
   exactlyonce audit orders:pipeline
-  exactlyonce audit orders:pipeline --from 120 --to 122 --in-process
+  exactlyonce audit orders:pipeline --from 120 --to 122 --on spark
   exactlyonce audit orders:pipeline --json
 
 {SPARK_TEXT}"""
@@ -46,13 +46,14 @@ def add(commands: Commands) -> None:
 def audit(args: argparse.Namespace) -> int:
     """Run the audit, print its report, and return its exit code."""
     from exactlyonce.cli.spark_progress import LineOfProgress
-    from exactlyonce.engines.bounded.audit.audit import Audit
+    from exactlyonce.engines.bounded.audit.audit import Audit, offsets_of
 
     config = client(args)
     pipeline = loaded(args)
     progress = LineOfProgress(pipeline.pipeline.name, json=args.json)
     try:
-        with replaying(args, pipeline.pipeline.name, progress.units) as where:
+        offsets = offsets_of(config, pipeline.pipeline.name, args.first, args.last)
+        with executors(args, pipeline.pipeline.name, offsets, progress) as where:
             work = Audit(pipeline, config, where.submit, where.staging, progress, ignore_foreign=args.ignore_foreign)
             report = work.run(args.first, args.last)
     finally:

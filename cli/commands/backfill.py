@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from exactlyonce.cli.arguments import Commands, Parser, add_command, add_pipeline, add_settings, loaded, named
 from exactlyonce.cli.spark_arguments import (
+    SPARK,
     SPARK_TEXT,
     add_json,
     add_leading,
@@ -23,7 +24,7 @@ from exactlyonce.cli.spark_arguments import (
     executors,
     leading_options,
 )
-from exactlyonce.engines.options import CHUNK_RECORDS, Restoration, RunOptions
+from exactlyonce.engines.options import Restoration, RunOptions
 from exactlyonce.pipeline.settings import declared
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def _arguments(parser: Parser) -> None:
         "--chunk-records",
         metavar="N",
         type=int,
-        default=CHUNK_RECORDS,
-        help=f"the most records that one checkpoint reads (default: {CHUNK_RECORDS})",
+        help="the most records that one checkpoint reads (default: a million for each unit, 5 million at least, as far "
+        "as half of the free room for staging takes them)",
     )
     add_spark(parser)
     dropped = declared(RunOptions)["allow_dropped_fields"]
@@ -113,7 +114,7 @@ def _work(args: argparse.Namespace, *, follow: bool, from_nothing: bool) -> int:
         take_over=args.take_over, command_name=named(args), stopping=stopping,
     )  # fmt: skip
     work.judge()
-    with executors(args, name, progress.units) as where:
+    with executors(args, name, None if follow or options.repair == SPARK else work.records, progress) as where:
         work.choose_parallelism(where)
         try:
             with handling_stop_signals(_handler(stopping, progress)):

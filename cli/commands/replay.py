@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from exactlyonce.cli.arguments import Commands, add_command, add_pipeline, client, loaded
-from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, replaying
+from exactlyonce.cli.spark_arguments import SPARK_TEXT, add_replaying, executors
 
 if TYPE_CHECKING:
     from exactlyonce.engines.bounded.replay.reproduce import Replayed
@@ -24,7 +24,7 @@ decided checkpoint that has lost output: see its --repair.)
 examples:
   exactlyonce replay orders:pipeline --checkpoint 121
   exactlyonce replay orders:pipeline --checkpoint 121 --into orders-again
-  exactlyonce replay orders:pipeline --checkpoint 121 --in-process --json
+  exactlyonce replay orders:pipeline --checkpoint 121 --on driver --json
 
 {SPARK_TEXT}"""
 DIFFERS = 1
@@ -51,7 +51,7 @@ def replay(args: argparse.Namespace) -> int:
     work = Replay(pipeline, config, args.checkpoint, into=args.into, sink=args.sink)
     progress = LineOfProgress(name, json=args.json)
     try:
-        with replaying(args, name, progress.units) as where:
+        with executors(args, name, work.offsets, progress) as where:
             replayed = work.run(where, progress)
     finally:
         progress.close()

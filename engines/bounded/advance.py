@@ -62,6 +62,12 @@ class Advanced:
         return self.manifest.records_committed
 
     @property
+    def staged_bytes(self) -> int:
+        """The size of all staged files."""
+        channels = sum(channel.file.size for receipt in self.receipts for channel in receipt.channels)
+        return channels + sum(output.file.size for receipt in self.receipts for output in receipt.outputs)
+
+    @property
     def elapsed_ms(self) -> int:
         """The time from the first unit's launch to the last publication's end."""
         work: list[Receipt | Published] = [*self.receipts, *self.publications]

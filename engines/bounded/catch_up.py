@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
+from shutil import disk_usage
 from typing import Protocol
 
 from exactlyonce.checkpoint.leader import UPKEEP_INTERVAL_S
@@ -22,7 +23,7 @@ from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import LogFollower
 from exactlyonce.engines.bounded.advance import Advanced, advance
 from exactlyonce.engines.bounded.result_tables import html_details, html_result, html_table
 from exactlyonce.engines.bounded.stages import refuse_loops
-from exactlyonce.engines.bounded.stop_offsets import StopOffsets, parts, readings
+from exactlyonce.engines.bounded.stop_offsets import StopOffsets, first_part, readings, rest
 from exactlyonce.engines.bounded.submit import Executors, Progress, Submit, in_process
 from exactlyonce.engines.bounded.unit.messages import Reading
 from exactlyonce.engines.bounded.workplace import THIS_MACHINE
@@ -31,9 +32,10 @@ from exactlyonce.engines.options import CHUNK_RECORDS, RunOptions
 from exactlyonce.engines.pipeline_connections import PipelineConnections
 from exactlyonce.engines.plan import Plan, plan
 from exactlyonce.engines.processes import is_known_dead
+from exactlyonce.engines.runtime.assembler import placed_by_partition, refuse_to_distribute
 from exactlyonce.engines.runtime.source_decoder import NAMED_MAX, Skipped
 from exactlyonce.engines.savepoints.restoring import is_restored
-from exactlyonce.engines.surroundings.preflight import Offsets, check_operators
+from exactlyonce.engines.surroundings.preflight import Inputs, Offsets, check_operators
 from exactlyonce.engines.system_clock import SystemClock
 from exactlyonce.pipeline.delivery import AT_MOST_ONCE
 from exactlyonce.pipeline.durations import shown_duration
@@ -43,6 +45,10 @@ from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.pipeline.names import setting
 
 FOLLOW_PAUSE_S = 1.0
+UNIT_RECORDS = 1_000_000
+"""The records of a chunk for each unit of a stage."""
+CHUNK_RECORDS_MIN = 100_000
+"""The size of a chunk that is tried even if it may not fit into the staging room."""
 Counted = tuple[str, str, int]
 """(id of a source or a sink, topic, partitions) by now."""
 REFERENCE_BYTES = 110
@@ -170,7 +176,8 @@ class CatchUp:
     options: RunOptions
     progress: CatchUpProgress
     stop_offsets: StopOffsets = field(default_factory=StopOffsets)
-    chunk_records: int = CHUNK_RECORDS
+    chunk_records: int | None = None
+    """The most records of a checkpoint; None: by the number of units and the free staging room, see `chunk_records`."""
     _: KW_ONLY
     parallelism: int | None = None
     """Units of each stage; None: as the state kept by partition demands, else as many as there are cores."""
@@ -183,6 +190,8 @@ class CatchUp:
     """The pipeline as a command line names it; empty: its module and attribute."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set to ask for a clean end, which comes after the present checkpoint."""
+    records: int | None = None
+    """By `judge`, the offsets up to the stop offsets; None if a savepoint says where they begin."""
     _subtasks_max: int = 0
     _judged: list[str] = field(default_factory=list)
     """The notes of `judge`, which are not repeated."""
@@ -191,7 +200,7 @@ class CatchUp:
 
     def judge(self) -> None:
         """Raise what stands in the way; the first notes are told."""
-        if self.chunk_records < 1:
+        if self.chunk_records is not None and self.chunk_records < 1:
             raise ConfigError(f"{setting('chunk_records')} is {self.chunk_records}: it must be at least 1.")
         name, graph = self.loaded.pipeline.name, self.loaded.pipeline.build()
         with closing(LogFollower(self.options.client, name)) as follower:
@@ -207,11 +216,24 @@ class CatchUp:
             self._refuse_unaligned(latest)
         if not self.take_over:
             refuse_if_running(history)
-        by_partition = any(node.partitioned for node in graph.nodes)
-        if self.parallelism is None and by_partition and latest is not None and latest.operators:
-            self.parallelism = latest.operators[0].parallelism
+        begun = None if begins or history.condemned else latest
+        self._judge_parallelism(graph, begun)
+        self._judge_topics(begun)
+
+    def _judge_parallelism(self, graph: LogicalGraph, begun: Manifest | None) -> None:
+        """Take the parallelism of state that is kept by partition; no more subtasks than key groups."""
+        placed = [] if begun is None else placed_by_partition(graph, begun)
+        if self.parallelism is None and placed:
+            self.parallelism = placed[0].parallelism
+        if self.parallelism is not None and graph.shuffles and self.parallelism > graph.max_parallelism:
+            self.progress.note(
+                f"parallelism {self.parallelism} is more than the {graph.max_parallelism} key groups of the pipeline, "
+                f"its max_parallelism: {graph.max_parallelism} units of each stage are used"
+            )
+            self.parallelism = graph.max_parallelism
+        if self.parallelism is not None and begun is not None:
+            refuse_to_distribute(graph, begun, self.parallelism)
         self.options = replace(self.options, parallelism=self.parallelism or 1)
-        self._judge_topics(None if begins or history.condemned else latest)
 
     def _judge_topics(self, begun: Manifest | None) -> None:
         """*begun* is the checkpoint that the work goes on from; None: it begins with nothing, or from a savepoint."""
@@ -226,12 +248,12 @@ class CatchUp:
             if begun is not None:
                 check_operators(physical.graph, begun)
                 inputs.check_continuity(begun)
-                self.stop_offsets.ends(inputs, inputs.offsets_from(begun))
+                self.records = self._count(inputs, inputs.offsets_from(begun))
             elif self.options.restoration is None:
                 starts: Offsets = {source: {} for source in inputs.sources}
                 for start in inputs.start_offsets():
                     starts[start.source][start.partition] = start.offset
-                self.stop_offsets.ends(inputs, starts)
+                self.records = self._count(inputs, starts)
             self._subtasks_max = _refuse_too_wide(physical, connections)
 
     def choose_parallelism(self, executors: Executors) -> None:
@@ -312,18 +334,22 @@ class CatchUp:
         def submit_with_upkeep(stage: str, work: Sequence[bytes]) -> list[bytes]:
             return beside(lambda: connections.drive(connections.leader.upkeep()), lambda _: submit(stage, work))
 
-        chunks = list(parts(ranges, self.chunk_records))
-        for number, chunk in enumerate(chunks, 1):
+        most = self.chunk_records or CHUNK_RECORDS
+        while any(reading.length for reading in ranges) and not self.stopping.is_set():
+            chunk = first_part(ranges, most)
+            ranges = rest(ranges, chunk)
             advanced = advance(
                 self.loaded, self.options, connections, summary.manifest, ranges=chunk, submit=submit_with_upkeep,
-                staging=staging, final=not self.follow and number == len(chunks),
+                staging=staging, final=not self.follow and not any(reading.length for reading in ranges),
             )  # fmt: skip
             summary.add(advanced)
             self._note_units(advanced)
             connections.publish_offsets()
-            self.progress.advanced(advanced, sum(reading.length for reading in chunk))
-            if self.stopping.is_set():
-                break
+            offsets = sum(reading.length for reading in chunk)
+            self.progress.advanced(advanced, offsets)
+            if self.chunk_records is None:
+                free_bytes = disk_usage(staging).free
+                most = chunk_records(summary.parallelism, advanced.staged_bytes / offsets, free_bytes)
         return True
 
     def _note_units(self, advanced: Advanced) -> None:
@@ -337,9 +363,31 @@ class CatchUp:
 
     def _ranges(self, connections: PipelineConnections) -> tuple[Reading, ...]:
         connections.drive(connections.leader.look_at_inputs())
-        inputs, offsets = connections.surroundings.inputs, connections.surroundings.offsets
+        return self._to_read(connections.surroundings.inputs, connections.surroundings.offsets)
+
+    def _count(self, inputs: Inputs, starts: Offsets) -> int:
+        return sum(reading.length for reading in self._to_read(inputs, starts))
+
+    def _to_read(self, inputs: Inputs, starts: Offsets) -> tuple[Reading, ...]:
         topics = {id: source.topic for id, source in inputs.sources.items()}
-        return readings(topics, offsets, self.stop_offsets.ends(inputs, offsets))
+        return readings(topics, starts, self.stop_offsets.ends(inputs, starts))
+
+
+def chunk_records(parallelism: int, offset_bytes: float, free_bytes: int) -> int:
+    """The most records of the next chunk, of which each has staged *offset_bytes* so far.
+
+    They are `UNIT_RECORDS` for each unit, CHUNK_RECORDS at least, but no more than half of the free room takes. The
+    room never makes a chunk smaller than CHUNK_RECORDS_MIN.
+
+    >>> chunk_records(128, offset_bytes=100.0, free_bytes=1 << 40), chunk_records(2, 100.0, 1 << 40)
+    (128000000, 5000000)
+    >>> chunk_records(128, offset_bytes=100.0, free_bytes=2_000_000_000), chunk_records(128, 100.0, 0)
+    (10000000, 100000)
+    """
+    wanted = max(CHUNK_RECORDS, UNIT_RECORDS * parallelism)
+    if not offset_bytes:
+        return wanted
+    return min(wanted, max(CHUNK_RECORDS_MIN, int(free_bytes / 2 / offset_bytes)))
 
 
 def _refuse_too_wide(physical: Plan, connections: PipelineConnections) -> int:

@@ -6,7 +6,7 @@ even empty ones, so that they end in a whole Sn; the parts of a range are adjace
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -114,21 +114,18 @@ def readings(
     )
 
 
-def parts(ranges: Sequence[Reading], records_max: int) -> Iterator[tuple[Reading, ...]]:
-    """*ranges* in parts of at most about *records_max* offsets.
+def rest(ranges: Sequence[Reading], part: Sequence[Reading]) -> tuple[Reading, ...]:
+    """What *part*, a beginning of all *ranges*, leaves of them."""
+    return tuple(msgspec.structs.replace(reading, start=done.end) for reading, done in zip(ranges, part, strict=True))
+
+
+def first_part(ranges: Sequence[Reading], records_max: int) -> tuple[Reading, ...]:
+    """The beginning of *ranges*, of at most about *records_max* offsets; never empty unless *ranges* are.
 
     Every partition advances by the same share of its range, so that the times of records stay together.
 
-    >>> [[(reading.start, reading.end) for reading in part] for part in parts([Reading("s", "t", 0, 10, 15)], 2)]
-    [[(10, 11)], [(11, 13)], [(13, 15)]]
+    >>> [(reading.start, reading.end) for reading in first_part([Reading("s", "t", 0, 10, 15)], 2)]
+    [(10, 12)]
     """
     count = max(1, -(-sum(reading.length for reading in ranges) // records_max))
-    for number in range(count):
-        yield tuple(
-            msgspec.structs.replace(
-                reading,
-                start=reading.start + reading.length * number // count,
-                end=reading.start + reading.length * (number + 1) // count,
-            )
-            for reading in ranges
-        )
+    return tuple(msgspec.structs.replace(reading, end=reading.start - (-reading.length // count)) for reading in ranges)

@@ -142,6 +142,22 @@ class TaskOperators:
         return SubtaskBlocks(worker, checkpoint, self.task, self.subtask)
 
 
+def placed_by_partition(graph: LogicalGraph, manifest: Manifest) -> list[OperatorSnapshot]:
+    """The states in *manifest* whose keys are placed by the source's partitions."""
+    nodes = {node.id for node in graph.stateful if any(graph.node(read.node).partitioned for read in node.inputs)}
+    return [snapshot for snapshot in manifest.operators if snapshot.operator in nodes]
+
+
+def refuse_to_distribute(graph: LogicalGraph, manifest: Manifest, parallelism: int) -> None:
+    """Raise `GraphError` if a state that is placed by partitions has another parallelism in *manifest*."""
+    for snapshot in placed_by_partition(graph, manifest):
+        if snapshot.parallelism != parallelism:
+            raise GraphError(
+                f"Operator {snapshot.operator!r} is keyed by the source's partitions (key_by(..., partitioned=True)), "
+                f"so its state cannot be distributed anew: run it with parallelism {snapshot.parallelism}, as before."
+            )
+
+
 @dataclass
 class Assembler:
     """Makes the operators of one subtask of each task of *plan*, with their state at *manifest*."""
@@ -224,11 +240,7 @@ class Assembler:
         groups = group_range(self.subtask, parallelism, graph.max_parallelism)
         if any(graph.node(read.node).partitioned for read in node.inputs):
             groups = range(graph.max_parallelism)
-            if snapshot is not None and snapshot.parallelism != parallelism:
-                raise GraphError(
-                    f"Operator {node.id!r} is keyed by the source's partitions (key_by(..., partitioned=True)), so its "
-                    f"state cannot be distributed anew: run it with parallelism {snapshot.parallelism}, as before."
-                )
+            refuse_to_distribute(graph, self.manifest, parallelism)
             if snapshot is not None:
                 snapshot = OperatorSnapshot(node.id, 1, snapshot.state_bytes, (snapshot.index[self.subtask],))
 

@@ -20,7 +20,7 @@ from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import Executors
 from exactlyonce.engines.bounded.work_progress import OnProgress, WorkProgress
 from exactlyonce.engines.configuration import client_from, options_from, parallelism_given, read_file
-from exactlyonce.engines.options import BOUNDED_CHECKPOINT, BOUNDED_RUN, CHUNK_RECORDS, Restoration, RunOptions
+from exactlyonce.engines.options import BOUNDED_CHECKPOINT, BOUNDED_RUN, Restoration, RunOptions
 from exactlyonce.engines.spark.session import runs_here
 from exactlyonce.engines.spark.submit import executors_of
 from exactlyonce.pipeline.errors import ConfigError
@@ -62,7 +62,7 @@ def backfill(
     pipeline: Pipeline | str,
     *,
     to: str = "latest",
-    chunk_records: int = CHUNK_RECORDS,
+    chunk_records: int | None = None,
     take_over: bool = False,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
@@ -88,7 +88,7 @@ def catch_up(
     pipeline: Pipeline | str,
     *,
     to: str = "latest",
-    chunk_records: int = CHUNK_RECORDS,
+    chunk_records: int | None = None,
     take_over: bool = False,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,
@@ -106,7 +106,7 @@ def run(
     *,
     spark: SparkSession | None = None,
     until: str | None = None,
-    chunk_records: int = CHUNK_RECORDS,
+    chunk_records: int | None = None,
     take_over: bool = False,
     staging: str | Path | None = None,
     progress: OnProgress | None = None,

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,8 @@ _SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 """Environment variables that show a chosen Spark: by spark-submit, or by the name of a Connect server."""
 STDERR = 2
 JAVA_VERSION_MIN = 17
+_UNBOUNDED = 2**31 - 1
+"""The default of spark.dynamicAllocation.maxExecutors."""
 _TRUE = ("true", "1", "yes")
 _EMBEDDED = {
     "spark.ui.enabled": "false",
@@ -79,6 +81,14 @@ def session(master: str | None, conf: Mapping[str, str], name: str, log: Path | 
     finally:
         with suppress(Exception):  # py4j may raise anything once the JVM is gone: then it has stopped
             spark.stop()
+
+
+def is_chosen() -> bool:
+    """Whether this program has a Spark: it was submitted to one, or has a session. PySpark is not imported for that."""
+    sql = sys.modules.get("pyspark.sql")
+    return any(name in os.environ for name in _SUBMITTED) or (
+        sql is not None and _running(sql.SparkSession) is not None
+    )
 
 
 def _running(sessions: type[SparkSession]) -> SparkSession | None:
@@ -162,7 +172,9 @@ def _refuse_speculation(settings: Mapping[str, str]) -> None:
 
 
 def cores(spark: SparkSession) -> int:
-    """The number of tasks that run at the same time: Spark's default parallelism."""
+    """The number of tasks that run at the same time: those allowed, or Spark's default parallelism."""
+    if not runs_here(spark) and (allowed := cores_allowed(lambda name: spark.conf.get(name, None))) is not None:
+        return allowed
     counted = spark.range(1 << 16).mapInArrow(_one_of_each, "one int")
     try:
         return max(1, counted.count())
@@ -170,6 +182,22 @@ def cores(spark: SparkSession) -> int:
         if not is_sparks(error):
             raise
         raise not_ready("Spark's executors could not run a first task.", error) from None
+
+
+def cores_allowed(setting: Callable[[str], str | None]) -> int | None:
+    """The cores of all executors that dynamic allocation may start; None without it, or if its settings do not say.
+
+    >>> dynamic = {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.maxExecutors": "50"}
+    >>> cores_allowed({**dynamic, "spark.executor.cores": "4", "spark.task.cpus": "2"}.get)
+    100
+    """
+    executors = setting("spark.dynamicAllocation.maxExecutors")
+    if (setting("spark.dynamicAllocation.enabled") or "").lower() not in _TRUE or executors is None:
+        return None
+    cores = setting("spark.executor.cores")
+    if cores is None or int(executors) >= _UNBOUNDED:
+        return None
+    return max(1, int(executors) * (int(cores) // int(setting("spark.task.cpus") or "1")))
 
 
 def _one_of_each(batches):  # type: ignore[no-untyped-def]  # Arrow's types are those of the executors

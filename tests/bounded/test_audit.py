@@ -47,7 +47,7 @@ def audit(fed: Fed, capsys: Any, monkeypatch: Any) -> Audit:
         monkeypatch.setenv(FLAWED, "1" if flawed else "0")
         servers = ("--bootstrap-servers", fed.kafka.bootstrap_servers)
         capsys.readouterr()
-        code = main(["audit", TARGET, "--param", f"name={fed.name}", *servers, "--in-process", "--json", *arguments])
+        code = main(["audit", TARGET, "--param", f"name={fed.name}", *servers, "--on", "driver", "--json", *arguments])
         said = capsys.readouterr()
         assert said.out, said.err
         return code, json.loads(said.out)
@@ -164,7 +164,7 @@ def test_a_replay_counts_and_shows_one_checkpoint(fed: Fed, capsys: Any, monkeyp
 
     def replay(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
-        words = ["replay", TARGET, "--param", f"name={fed.name}", "--checkpoint", str(number), "--in-process"]
+        words = ["replay", TARGET, "--param", f"name={fed.name}", "--checkpoint", str(number), "--on", "driver"]
         code = main([*words, "--bootstrap-servers", fed.kafka.bootstrap_servers, *arguments])
         said = capsys.readouterr()
         return code, said.out or said.err

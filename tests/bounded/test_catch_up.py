@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from auditing import Quiet
@@ -21,9 +21,10 @@ from exactlyonce.cli.main import main
 from exactlyonce.engines.bounded import catch_up as catching_up
 from exactlyonce.engines.bounded.advance import Advanced
 from exactlyonce.engines.bounded.audit.audit import Audit
-from exactlyonce.engines.bounded.catch_up import default_parallelism
+from exactlyonce.engines.bounded.catch_up import CatchUp, default_parallelism
 from exactlyonce.engines.bounded.stop_offsets import StopOffsets
 from exactlyonce.engines.bounded.submit import in_process
+from exactlyonce.engines.options import RunOptions
 from exactlyonce.pipeline.errors import ConfigError, Fenced, GraphError, RecordError
 from exactlyonce.pipeline.loading import Loaded
 from exactlyonce.testing.cluster import LIMIT_S
@@ -62,7 +63,7 @@ def test_a_running_pipeline_is_left_alone(
     assert "last heartbeat" in said
     assert "--take-over" in said
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert command(fed, monkeypatch, "backfill") == 2
+    assert command(fed, monkeypatch, "backfill", "--on", "spark") == 2
     assert "Spark needs Java 17 or 21" in capsys.readouterr().err
     catch_up(fed, load_pipeline("bounded_pipelines", "broad", fed.name), 2, tmp_path / "staging")
     fed.assert_output()
@@ -74,6 +75,7 @@ def test_what_is_refused_at_once(fed: Fed, monkeypatch: pytest.MonkeyPatch, caps
         ("catch-up",): f"begin with `exactlyonce backfill bounded_pipelines:broad --param name={fed.name}`",
         ("backfill", "--spark-conf", "spark.speculation=true"): "spark.speculation is on",
         ("backfill", "--master", "spark://nowhere:7077"): "--staging is needed with --master",
+        ("backfill", "--on", "driver", "--spark-conf", "a=b"): "--on driver starts no Spark, so --spark-conf cannot",
         ("backfill", "--to", "yesterday"): "is no place to go to",
         ("backfill", "--to", "2026-11-01T00:00:00"): "has no time zone",
         ("backfill", "--to", '{"a": 1}'): "Offsets are written as",
@@ -98,13 +100,38 @@ def test_what_is_refused_before_anybody_is_fenced(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     wrong = {
         ("--parallelism", "120"): "is more than a checkpoint of this pipeline has room for",
-        ("--parallelism", "129"): "can be spread over 128 subtasks at most",
+        ("--parallelism", "129"): "parallelism 129 is more than the 128 key groups of the pipeline",
         ("--to", f'{{"{fed.name}-in": {{"0": 1}}}}'): f"Every partition of {fed.name}-in needs an end",
-        (): "Spark needs Java 17 or 21",
+        ("--on", "spark"): "Spark needs Java 17 or 21",
     }
     for options, said in wrong.items():
         assert command(fed, monkeypatch, "catch-up", "--take-over", *options) == 2
         assert said in capsys.readouterr().err
+    assert fed.history().incarnation_latest == before
+
+
+def judged(fed: Fed, loaded: Loaded, parallelism: int) -> CatchUp:
+    progress = Silent()
+    work = CatchUp(loaded, RunOptions(fed.config), progress, parallelism=parallelism, from_nothing=True)
+    work.judge()
+    return work
+
+
+def test_more_units_than_key_groups_are_clamped(fed: Fed) -> None:
+    work = judged(fed, load_pipeline("bounded_pipelines", "narrow", fed.name), 3)
+    assert (work.parallelism, work.options.parallelism) == (2, 2)
+    (note,) = cast(Silent, work.progress).notes
+    assert note.startswith("parallelism 3 is more than the 2 key groups of the pipeline")
+
+
+def test_state_kept_by_partition_keeps_its_width(fed: Fed, tmp_path: Path) -> None:
+    """Another width is refused before anybody is fenced; the width of the state is the default."""
+    loaded = load_pipeline("pipelines", "partitioned", fed.name)
+    fed.feed(30)
+    catch_up(fed, loaded, 2, tmp_path)
+    before = fed.history().incarnation_latest
+    with pytest.raises(GraphError, match="run it with parallelism 2, as before"):
+        judged(fed, loaded, 3)
     assert fed.history().incarnation_latest == before
 
 

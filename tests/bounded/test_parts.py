@@ -17,7 +17,7 @@ from exactlyonce.checkpoint.records.manifest import SourceOffset
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.engines.bounded.catch_up import CatchUp
 from exactlyonce.engines.bounded.replay.replay_repair import ReplayRepair
-from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets, parts
+from exactlyonce.engines.bounded.stop_offsets import LATEST, StopOffsets, first_part, rest
 from exactlyonce.engines.bounded.submit import in_process
 from exactlyonce.engines.bounded.unit import ordering
 from exactlyonce.engines.bounded.unit.messages import Reading
@@ -56,7 +56,11 @@ def test_a_folder_that_is_not_shared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("records_max", [1, 7, 100, 1_000])
 def test_parts_are_the_whole(records_max: int) -> None:
     ranges = (Reading("s", "t", 0, 5, 105), Reading("s", "t", 1, 0, 0), Reading("u", "v", 0, 10, 43))
-    found = list(parts(ranges, records_max))
+    found: list[tuple[Reading, ...]] = []
+    left: tuple[Reading, ...] = ranges
+    while any(each.length for each in left):
+        found.append(first_part(left, records_max))
+        left = rest(left, found[-1])
     for place, each in enumerate(ranges):
         ends = [each.start, *(part[place].end for part in found)]
         assert [part[place].start for part in found] == ends[:-1]

@@ -54,17 +54,17 @@ def test_times_of_records(fed: Fed, said: Callable[..., tuple[int, str]], tmp_pa
     wanted = {number: FIRST_MS + number for number in range(2 * COUNT)}
     assert times(fed, "out") == times(fed, "loose") == wanted
 
-    code, text = said("audit", "--in-process", "--json")
+    code, text = said("audit", "--on", "driver", "--json")
     report = json.loads(text)
     assert (code, report["findings"], report["unjudged"]) == (0, [], [])
-    code, text = said("audit", "--in-process", "--json", "--param", "later_ms=1")
+    code, text = said("audit", "--on", "driver", "--json", "--param", "later_ms=1")
     findings = json.loads(text)["findings"]
     assert (code, {each["kind"] for each in findings}) == (1, {"changed"})
     assert len(findings) == 4 * COUNT
     assert {each["expected"]["timestamp_ms"] - each["seen"]["timestamp_ms"] for each in findings} == {1}
 
     code, text = said(
-        "replay", "--in-process", "--checkpoint", str(max(fed.history().manifests)),
+        "replay", "--on", "driver", "--checkpoint", str(max(fed.history().manifests)),
         "--into", f"{fed.name}-again-out", "--sink", "out",
     )  # fmt: skip
     assert code == 0, text
@@ -76,7 +76,7 @@ def test_times_of_records(fed: Fed, said: Callable[..., tuple[int, str]], tmp_pa
     code, text = said("run", "--until", "latest", "--inline", "--checkpoint-interval", "10m")
     assert code == 0, text
     assert f"sink out: topic {fed.name}-out has message.timestamp.type=LogAppendTime" in text
-    report = json.loads(said("audit", "--in-process", "--json")[1])
+    report = json.loads(said("audit", "--on", "driver", "--json")[1])
     assert report["findings"] == []
     assert [each.split(":")[0] for each in report["unjudged"][-2:]] == [
         f"the times of the records of sink {sink}" for sink in ("out", "loose")

@@ -134,7 +134,7 @@ def test_a_record_that_is_skipped(kafka: KafkaCluster, job_of: JobOf) -> None:
     job.assert_totals()
     history = job.history()
     assert [each.skips for each in history.retained if each.skips] == [(RecordPlace(job.topic, 0, 42),)]
-    checked = ("pipelines:raising", "--param", f"name={job.name}", "--in-process", "--json")
+    checked = ("pipelines:raising", "--param", f"name={job.name}", "--on", "driver", "--json")
     servers = ("--bootstrap-servers", kafka.bootstrap_servers)
     with chdir(HERE), redirect_stdout(io.StringIO()) as found:
         assert main(["audit", *checked, *servers]) == 0

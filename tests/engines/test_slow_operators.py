@@ -68,7 +68,7 @@ def test_a_replay_takes_the_slices_that_the_first_run_took(job_of: Callable[...,
     job.feed(600, "more")
     job.finish()
     servers = ("--bootstrap-servers", job.kafka.bootstrap_servers)
-    line = ("pipelines:slices", "--param", f"name={job.name}", *servers, "--in-process", "--json")
+    line = ("pipelines:slices", "--param", f"name={job.name}", *servers, "--on", "driver", "--json")
     audit = subprocess.run(
         [sys.executable, "-m", "exactlyonce.cli.main", "audit", *line],
         cwd=HERE, capture_output=True, text=True, timeout=LIMIT_S,

@@ -26,7 +26,8 @@ def fed(kafka: Any, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> Fed:
 
 def command(fed: Fed, folder: Path, name: str, *options: str, failpoints: str = "") -> Driver:
     words = ["-m", "exactlyonce.cli.main", name, "bounded_pipelines:broad", "--param", f"name={fed.name}", "--json"]
-    words += ["--bootstrap-servers", fed.kafka.bootstrap_servers, "--staging", str(folder / "staging")]
+    words += ["--on", "spark", "--bootstrap-servers", fed.kafka.bootstrap_servers]
+    words += ["--staging", str(folder / "staging")]
     return Driver(folder, failpoints, *words, *options, cwd=HERE)
 
 

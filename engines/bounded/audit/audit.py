@@ -15,7 +15,7 @@ from typing import Protocol
 
 from exactlyonce.checkpoint.records.committable import transaction_prefix
 from exactlyonce.checkpoint.records.history import History
-from exactlyonce.checkpoint.records.manifest import Manifest
+from exactlyonce.checkpoint.records.manifest import RESTORED, Manifest
 from exactlyonce.connectors.kafka.checkpoint_topic.log_reader import read_history
 from exactlyonce.connectors.kafka.client_config import ClientConfig
 from exactlyonce.connectors.kafka.transactions import Transactions
@@ -135,6 +135,17 @@ def _numbers(checkpoints: list[int]) -> str:
     if len(checkpoints) == 1 or checkpoints[-1] - checkpoints[0] >= len(checkpoints):
         return ", ".join(map(str, checkpoints))
     return f"{checkpoints[0]} to {checkpoints[-1]}"
+
+
+def offsets_of(client: ClientConfig, pipeline: str, first: int | None, last: int | None) -> int:
+    """The offsets that an audit of *pipeline* from checkpoint *first* to *last* reads."""
+    history = read_history(client, pipeline)
+    return sum(
+        CheckpointInterval(history.manifests[manifest.previous], manifest).offsets
+        for number, manifest in history.manifests.items()
+        if (first is None or number >= first) and (last is None or number <= last)
+        if manifest.kind != RESTORED and manifest.previous in history.manifests
+    )
 
 
 class Audit:

@@ -100,6 +100,11 @@ class Replay:
         self._interval = interval_of(self._history, checkpoint)
         self._sink = _chosen(self._interval.manifest, sink) if into else ""
 
+    @property
+    def offsets(self) -> int:
+        """The offsets of the interval; there may be fewer records."""
+        return self._interval.offsets
+
     def run(self, executors: Executors, progress: Progress) -> Replayed:
         """Recompute, count, and produce if asked to."""
         interval, client, produced = self._interval, self._client, 0
