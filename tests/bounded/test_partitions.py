@@ -60,23 +60,23 @@ def test_partitions_of_records(fed: Fed, said: Callable[..., tuple[int, str]], t
     assert partitions(fed, "out") == partitions(fed, "loose") == wanted(2 * COUNT)
 
     newest = str(max(fed.history().manifests))
-    code, text = said("audit", "--in-process", "--json")
+    code, text = said("audit", "--on", "driver", "--json")
     report = json.loads(text)
     assert (code, report["findings"], report["unjudged"]) == (0, [], [])
-    code, text = said("audit", "--in-process", "--json", "--param", "shift=1")
+    code, text = said("audit", "--on", "driver", "--json", "--param", "shift=1")
     report = json.loads(text)
     assert (code, report["unjudged"]) == (1, [])
     assert {(each["sink"], each["kind"]) for each in report["findings"]} >= {("out", "missing"), ("loose", "missing")}
-    code, text = said("replay", "--in-process", "--json", "--checkpoint", newest, "--param", "shift=1")
+    code, text = said("replay", "--on", "driver", "--json", "--checkpoint", newest, "--param", "shift=1")
     assert (code, json.loads(text)["agrees"]) == (1, False)
     code, text = said(
-        "replay", "--in-process", "--checkpoint", newest, "--into", f"{fed.name}-again-out", "--sink", "out"
+        "replay", "--on", "driver", "--checkpoint", newest, "--into", f"{fed.name}-again-out", "--sink", "out"
     )
     assert code == 0, text
     assert partitions(fed, "again-out") == wanted(2 * COUNT, COUNT)
 
     fed.kafka.add_partitions(f"{fed.name}-out", 4)
-    code, text = said("audit", "--in-process", "--json")
+    code, text = said("audit", "--on", "driver", "--json")
     report = json.loads(text)
     assert (code, report["findings"], report["unjudged"]) == (0, [], [])
 

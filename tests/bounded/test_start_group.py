@@ -37,7 +37,7 @@ def test_the_first_of_bounded_work(fed: Fed, tmp_path: Path) -> None:
     await_readable(fed.kafka, f"{fed.name}-copies")
     after = [json.loads(record.value or b"")["id"] for record in fed.kafka.read_committed(f"{fed.name}-copies")]
     assert sorted([*before, *after]) == list(range(3 * COUNT))
-    target = ("pipelines:moved_over", "--param", f"name={fed.name}", "--param", f"group={group}", "--in-process")
+    target = ("pipelines:moved_over", "--param", f"name={fed.name}", "--param", f"group={group}", "--on", "driver")
     folder = Path(__file__).parents[1] / "engines"
     report = json.loads(exactlyonce(fed.kafka, "audit", *target, "--json", folder=folder))
     assert (report["findings"], report["unjudged"]) == ([], [])
