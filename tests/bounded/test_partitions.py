@@ -6,34 +6,17 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bounded import HERE, Fed, catch_up
 from settled import await_readable
 
-from exactlyonce.cli.main import main
 from exactlyonce.pipeline.loading import Loaded, load_reference
 
 pytestmark = pytest.mark.broker
 TARGET = "timed_pipelines:placed"
 TO_THE_END = ("--until", "latest", "--inline", "--checkpoint-interval", "10m", "--restart", "none")
 COUNT = 40
-
-
-@pytest.fixture
-def said(fed: Fed, capsys: Any, monkeypatch: Any) -> Callable[..., tuple[int, str]]:
-    """`said("audit", "--json")` is the exit code of a command here, and what it writes."""
-
-    def run(command: str, *arguments: str) -> tuple[int, str]:
-        monkeypatch.chdir(HERE)
-        capsys.readouterr()
-        words = (command, TARGET, "--param", f"name={fed.name}", "--bootstrap-servers", fed.kafka.bootstrap_servers)
-        code = main([*words, *arguments])
-        out, err = capsys.readouterr()
-        return code, out or err
-
-    return run
 
 
 def partitions(fed: Fed, topic: str) -> list[tuple[int, int]]:

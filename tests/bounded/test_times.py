@@ -5,34 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bounded import HERE, Fed, catch_up
 from settled import await_readable
 from timed_pipelines import FIRST_MS
 
-from exactlyonce.cli.main import main
 from exactlyonce.pipeline.loading import Loaded, load_reference
 
 pytestmark = pytest.mark.broker
 TARGET = "timed_pipelines:timed"
 COUNT = 40
-
-
-@pytest.fixture
-def said(fed: Fed, capsys: Any, monkeypatch: Any) -> Callable[..., tuple[int, str]]:
-    """`said("audit", "--json")` is the exit code of a command here, and what it writes."""
-
-    def run(command: str, *arguments: str) -> tuple[int, str]:
-        monkeypatch.chdir(HERE)
-        capsys.readouterr()
-        words = (command, TARGET, "--param", f"name={fed.name}", "--bootstrap-servers", fed.kafka.bootstrap_servers)
-        code = main([*words, *arguments])
-        out, err = capsys.readouterr()
-        return code, out or err
-
-    return run
 
 
 def times(fed: Fed, topic: str) -> dict[int, int]:
